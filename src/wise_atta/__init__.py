@@ -1,0 +1,1 @@
+"""Budgeted active test-time adaptation."""

@@ -1,0 +1,42 @@
+"""What can be read off a prediction? Entropy, margin, drift: pure functions of tensors.
+
+`logits` and `probs` are [n, C]; results are [n] unless said otherwise. All are differentiable and device-agnostic.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """H(softmax(z)) in nats, computed from logits so that confident rows do not produce 0·log 0.
+
+    >>> entropy(torch.zeros(1, 4)).item() == math.log(4)
+    True
+    """
+    log_p = logits.log_softmax(dim=1)
+    return -(log_p.exp() * log_p).sum(dim=1)
+
+
+def entropy_threshold(classes: int, fraction: float = 0.4) -> float:
+    """E₀ = 0.4·ln C, the threshold between confident and unsure (τ_ent in the paper)."""
+    return fraction * math.log(classes)
+
+
+def margin(logits: Tensor) -> Tensor:
+    """p₁ − p₂, the lead of the best class over the second."""
+    top = logits.softmax(dim=1).topk(2, dim=1).values
+    return top[:, 0] - top[:, 1]
+
+
+def drift(logits: Tensor, anchor_logits: Tensor) -> Tensor:
+    """‖p − p̄‖₂ between the current model and the anchor (section 3.2)."""
+    return torch.linalg.vector_norm(logits.softmax(dim=1) - anchor_logits.softmax(dim=1), dim=1)
+
+
+def cosine_to(mean_probs: Tensor, probs: Tensor) -> Tensor:
+    """cos(p̄, p) of every row with one mean prediction [C]."""
+    return torch.nn.functional.cosine_similarity(mean_probs.unsqueeze(0), probs, dim=1)
