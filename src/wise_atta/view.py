@@ -1,0 +1,65 @@
+"""What may a utility or a selector look at? One prediction, seen from every side that it asks for, computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+from torch import Tensor
+
+from wise_atta import signals
+
+
+class View:
+    """One batch as the model saw it. Everything is detached, and nothing is computed before it is asked for.
+
+    Parameters
+    ----------
+    number
+        Which batch of the stream this is, from 1.
+    logits, features
+        What the one forward gave: [n, C] and [n, d].
+    head
+        The current classifier head, features → logits.
+    anchor
+        Runs the anchor's forward and gives its logits. Called at most once, and only if drift is asked for.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        logits: Tensor,
+        features: Tensor,
+        head: Callable[[Tensor], Tensor],
+        anchor: Callable[[], Tensor],
+    ) -> None:
+        self.number = number
+        self.logits = logits
+        self.features = features
+        self.head = head
+        self._anchor = anchor
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+    @property
+    def classes(self) -> int:
+        return self.logits.shape[1]
+
+    @cached_property
+    def probs(self) -> Tensor:
+        return self.logits.softmax(dim=1)
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        return signals.entropy(self.logits)
+
+    @cached_property
+    def drift(self) -> Tensor:
+        """‖p − p̄‖₂ for each sample. Costs the anchor's forward, once."""
+        return signals.drift(self.logits, self._anchor())
+
+    @property
+    def drift_known(self) -> bool:
+        """Whether drift was computed already, so that looking at it costs nothing."""
+        return "drift" in self.__dict__
