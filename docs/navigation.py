@@ -1,0 +1,52 @@
+"""Which pages follow from files on disk? One a decision, and one a module of the package, written from its docstrings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+PACKAGE = Path(__file__).parent.parent / "src" / "wise_atta"
+
+
+def modules() -> list[str]:
+    """Dotted names of the public modules, the package itself first."""
+    files = sorted(path.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("*.py"))
+    names = [path.parent.parts if path.name == "__init__.py" else path.with_suffix("").parts for path in files]
+    return sorted(".".join(parts) for parts in names if not any(part.startswith("_") for part in parts))
+
+
+def page(module: str) -> str:
+    return f"api/{module}.md"
+
+
+def api() -> list[Any]:
+    """The navigation of the API: a module is an entry, a package a section that opens with its own page."""
+    root, *rest = modules()
+    entries: list[Any] = [page(root)]
+    sections: dict[str, list[Any]] = {}
+    for module in rest:
+        room, _, inner = module.removeprefix(f"{root}.").partition(".")
+        if (PACKAGE / room).is_dir():
+            if room not in sections:
+                sections[room] = []
+                entries.append({room: sections[room]})
+            sections[room].append({inner: page(module)} if inner else page(module))
+        else:
+            entries.append({room: page(module)})
+    return entries
+
+
+def on_config(config: MkDocsConfig) -> None:
+    for entry in config.nav:
+        if isinstance(entry, dict) and "Decisions" in entry:
+            folder = Path(config.docs_dir) / "decisions"
+            entry["Decisions"] += [f"decisions/{path.name}" for path in sorted(folder.glob("[0-9]*.md"))]
+    config.nav.append({"API": api()})
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    for module in modules():
+        files.append(File.generated(config, page(module), content=f"::: {module}\n"))

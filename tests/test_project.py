@@ -1,0 +1,67 @@
+"""Does the project hold together as something to install, read and cite?"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def run(*command: str | Path) -> str:
+    """What a command printed; its own words are the failure when it fails."""
+    result = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def distributions(requirements: list[str]) -> set[str]:
+    return {re.split(r"[\[<>=!~ ]", requirement, maxsplit=1)[0].lower() for requirement in requirements}
+
+
+def test_the_core_requires_torch_and_numpy_only() -> None:
+    assert distributions(PROJECT["dependencies"]) == {"torch", "numpy"}
+
+
+def test_importing_the_package_loads_no_optional_package() -> None:
+    optional = "alembic fastapi matplotlib pyarrow pydantic ray rich sklearn sqlalchemy timm torchvision typer uvicorn"
+    # torch itself is free to load what it finds, so only what the package adds to it counts.
+    code = f"""
+import sys, numpy, torch
+before = set(sys.modules)
+import wise_atta
+print(*sorted(({{name.split(".")[0] for name in set(sys.modules) - before}}) & set({optional.split()!r})))
+"""
+    assert run("-c", code).split() == []
+
+
+def test_the_citation_and_the_changelog_name_the_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
+    assert re.search(rf"^## {re.escape(PROJECT['version'])}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+@pytest.mark.heavy
+def test_the_wheel_holds_the_typed_package_and_its_licence(tmp_path: Path) -> None:
+    run("-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path, ROOT)
+    (wheel,) = tmp_path.glob("wise_atta-*.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    modules = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
+    assert modules | {"wise_atta/py.typed"} <= names
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert not any(name.startswith("tests") for name in names)
+
+
+@pytest.mark.heavy
+def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
+    run("-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", tmp_path / "site")
+    pages = {path.parent.name for path in (tmp_path / "site" / "api").glob("*/index.html")}
+    assert {"wise_atta.errors", "wise_atta.signals"} <= pages
