@@ -1,0 +1,59 @@
+"""Where was the model a while ago? An exponential moving average over the adapted tensors only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wise_atta import errors
+from wise_atta.model import Layout, Version
+
+
+class Anchor:
+    """θ̄ ← μ·θ̄ + (1 − μ)·θ (eq. 3 and 4), one vector; every frozen weight is the live model's own.
+
+    Parameters
+    ----------
+    momentum
+        μ. The paper uses 0.9.
+    """
+
+    def __init__(self, momentum: float = 0.9) -> None:
+        if not 0 <= momentum <= 1:
+            raise errors.BadConfig(f"the anchor's momentum must be in [0, 1], not {momentum}")
+        self.momentum = momentum
+        self._flat: Tensor | None = None
+        self._layout: Layout | None = None
+
+    def start(self, version: Version) -> None:
+        """Begin at a version's values."""
+        self._layout = version.layout
+        self._flat = version.flat.detach().clone()
+
+    def follow(self, version: Version) -> None:
+        """Move towards a version's values."""
+        assert self._flat is not None
+        self._flat.lerp_(version.flat, 1 - self.momentum)
+
+    @property
+    def version(self) -> Version:
+        """The anchor's values, to run a forward with."""
+        assert self._flat is not None and self._layout is not None
+        return Version(self._flat, self._layout, grad=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        assert self._flat is not None
+        return {"flat": self._flat.detach().cpu().clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert self._flat is not None
+        flat = state["flat"]
+        if flat.shape != self._flat.shape:
+            raise errors.StateMismatch(f"the anchor has {self._flat.numel()} values, the state {flat.numel()}")
+        with torch.no_grad():
+            self._flat.copy_(flat)
+
+    def __repr__(self) -> str:
+        return f"Anchor(momentum={self.momentum})"

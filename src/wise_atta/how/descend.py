@@ -1,0 +1,68 @@
+"""How does an unlabelled method learn? One step on one objective (tent and its kin)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from wise_atta.how.labels import Labels
+from wise_atta.how.objective import Entropy, Objective
+from wise_atta.how.optimizer import Kind, Optimizer
+from wise_atta.how.update import Update
+from wise_atta.model import Classifier, Forward, Spec
+
+
+class Descend(Update):
+    """One optimizer step a batch on an unlabelled objective; labels are not used.
+
+    Parameters
+    ----------
+    objective
+        What to minimise; the mean entropy if not given.
+    adapt
+        Which tensors.
+    lr, momentum, nesterov, optimizer
+        See `Optimizer`.
+    """
+
+    def __init__(
+        self,
+        objective: Objective | None = None,
+        *,
+        adapt: Spec = "norm",
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = True,
+        optimizer: Kind = "sgd",
+    ) -> None:
+        self.objective = objective or Entropy()
+        self.adapts = {"adapted": adapt}
+        self.lr = lr
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.kind: Kind = optimizer
+
+    def make_optimizer(self, model: Classifier) -> Optimizer:
+        return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
+
+    def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
+        loss = self.objective(self.model, forward, labels)
+        if loss is None:
+            return {}
+        self.optimizer.step(self.model.gradients(loss, forward.version, ["adapted"]))
+        return {"loss": loss.detach()}
+
+    def reset(self) -> None:
+        super().reset()
+        self.objective.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"objective": self.objective.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.objective.load_state_dict(state["objective"])
+        super().load_state_dict(state)
+
+    def __repr__(self) -> str:
+        return f"Descend({self.objective!r}, adapt={self.adapts['adapted']!r}, lr={self.lr}, optimizer={self.kind!r})"

@@ -1,0 +1,73 @@
+"""Which labels are learned now? Those of this batch, read off its forward, and late ones, each by a forward of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from wise_atta.model import Classifier, Forward, Statistics
+from wise_atta.stream import Inputs
+
+
+@dataclass(frozen=True)
+class Late:
+    """A sample whose label came after its batch: its input as a batch of one, and what to normalise it with."""
+
+    inputs: Inputs
+    label: int
+    weight: float = 1.0
+    statistics: Statistics | Literal["source"] | None = None
+
+
+class Labels:
+    """The labelled samples of one call of `learn`, prompt ones first.
+
+    Parameters
+    ----------
+    rows, labels, weights
+        Samples of the batch itself: their places, classes and weights.
+    late
+        Samples of earlier batches.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[int] = (),
+        labels: Sequence[int] = (),
+        weights: Sequence[float] | None = None,
+        late: Sequence[Late] = (),
+    ) -> None:
+        self.rows = list(rows)
+        self.late = list(late)
+        self.labels = [*labels, *(item.label for item in late)]
+        self.weights = [*([1.0] * len(self.rows) if weights is None else weights), *(item.weight for item in late)]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def mask(self, forward: Forward) -> Tensor:
+        """True at the rows of the batch that are labelled."""
+        mask = torch.zeros(len(forward.logits), dtype=torch.bool, device=forward.logits.device)
+        if self.rows:
+            mask[self.rows] = True
+        return mask
+
+    def outputs(self, model: Classifier, forward: Forward) -> tuple[Tensor, Tensor]:
+        """Logits with their graph, and features, of all labelled samples under the forward's version."""
+        logits, features = [forward.logits[self.rows]], [forward.features[self.rows]]
+        for item in self.late:
+            own = model.forward(item.inputs, version=forward.version, statistics=item.statistics, grad=True)
+            logits.append(own.logits)
+            features.append(own.features)
+        return torch.cat(logits), torch.cat(features)
+
+    def loss(self, logits: Tensor) -> Tensor:
+        """L_sup = (1/|Q|) Σ w·(−log p_y), with w = 1 unless an answer says otherwise."""
+        targets = torch.tensor(self.labels, device=logits.device)
+        weights = torch.tensor(self.weights, device=logits.device, dtype=logits.dtype)
+        return (functional.cross_entropy(logits, targets, reduction="none") * weights).sum() / len(self)

@@ -1,0 +1,117 @@
+"""How do gradients become a new version? `torch.optim` over private values, published when the step is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from wise_atta import errors
+from wise_atta.model import Classifier
+
+Kind: TypeAlias = Literal["sgd", "adam"]
+
+
+class Optimizer:
+    """One optimizer for all adapted tensors of a classifier; each group of them is a single flat parameter.
+
+    Parameters
+    ----------
+    kind
+        ``"sgd"`` or ``"adam"``.
+    lr, momentum, nesterov, weight_decay
+        As in `torch.optim`; momentum and nesterov are SGD's.
+    """
+
+    def __init__(
+        self,
+        model: Classifier,
+        *,
+        kind: Kind = "sgd",
+        lr: float = 1e-3,
+        momentum: float = 0.9,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+    ) -> None:
+        if lr < 0:
+            raise errors.BadConfig(f"the learning rate must be at least 0, not {lr}")
+        self.model = model
+        self.lr = lr
+        self._flat = model.source_flat()
+        layout = model.layout
+        self._parts = {group: nn.Parameter(self._flat[where]) for group, where in layout.slices.items()}
+        self._gradient = torch.zeros_like(self._flat)
+        self._gradient_views = layout.views(self._gradient)
+        groups = [{"params": [part], "lr": lr} for part in self._parts.values()]
+        self._torch: torch.optim.Optimizer
+        if kind == "sgd":
+            self._torch = torch.optim.SGD(
+                groups, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, weight_decay=weight_decay
+            )
+        elif kind == "adam":
+            self._torch = torch.optim.Adam(groups, lr=lr, weight_decay=weight_decay)
+        else:
+            raise errors.unknown("optimizer", kind, ("sgd", "adam"))
+        self._fresh = self._torch.state_dict()
+
+    def step(self, gradients: Mapping[str, list[Tensor]], lr: float | None = None) -> None:
+        """Take one step on the named groups and publish the result. Groups that are not named stay as they are.
+
+        A gradient with NaN or Inf is taken as zero: one bad batch must not destroy the adapted tensors.
+        """
+        layout = self.model.layout
+        with torch.no_grad():
+            for group, grads in gradients.items():
+                torch._foreach_copy_([self._gradient_views[name] for name in layout.groups[group]], grads)
+                part = self._gradient[layout.slices[group]]
+                self._parts[group].grad = torch.where(part.isfinite().all(), part, torch.zeros_like(part))
+            for settings in self._torch.param_groups:
+                settings["lr"] = self.lr if lr is None else lr
+            self._torch.step()
+            self._torch.zero_grad(set_to_none=True)
+        self._publish()
+
+    @property
+    def flat(self) -> Tensor:
+        """The current values. Write to them only through `move`."""
+        return self._flat
+
+    def move(self, flat: Tensor) -> None:
+        """Put the adapted tensors somewhere else (a restore, an average) and publish; momenta stay."""
+        with torch.no_grad():
+            self._flat.copy_(flat)
+        self._publish()
+
+    def reset(self) -> None:
+        """Back to the source, with no momentum."""
+        self.forget()
+        self.move(self.model.source_flat())
+
+    def forget(self) -> None:
+        """Drop momenta and other running quantities of the optimizer."""
+        self._torch.state.clear()
+        self._torch.load_state_dict(self._fresh)
+
+    def _publish(self) -> None:
+        self.model.publish(self._flat.clone())
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._torch.state_dict()["state"]
+        return {
+            "flat": self._flat.detach().cpu().clone(),
+            "optimizer": {
+                key: {name: v.detach().cpu().clone() if isinstance(v, Tensor) else v for name, v in entry.items()}
+                for key, entry in state.items()
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["flat"].shape != self._flat.shape:
+            raise errors.StateMismatch(
+                f"the state holds {state['flat'].numel()} adapted values, this model has {self._flat.numel()}"
+            )
+        fresh = self._torch.state_dict()
+        self._torch.load_state_dict({"state": state["optimizer"], "param_groups": fresh["param_groups"]})
+        self.move(state["flat"].to(self._flat))

@@ -1,0 +1,74 @@
+"""How does a batch, with whatever labels have come, change the adapted tensors? The verbs every update rule has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from wise_atta.anchor import Anchor
+from wise_atta.how.labels import Labels
+from wise_atta.how.optimizer import Optimizer
+from wise_atta.model import Classifier, Forward, Spec
+
+
+class Update:
+    """A rule of learning. A subclass says which tensors it adapts and what one batch does to them.
+
+    Attributes
+    ----------
+    adapts
+        Groups of tensors, in the words of `Classifier(adapt=…)`. Empty: nothing adapts.
+    needs_graph
+        Whether `learn` wants the forward with its graph.
+    only_selected
+        Whether batches without a granted label are left alone.
+    moves_anchor
+        Whether the rule lets the anchor follow by itself; otherwise it follows once a batch.
+    """
+
+    adapts: Mapping[str, Spec] = {}
+    needs_graph: bool = True
+    only_selected: bool = False
+    moves_anchor: bool = False
+
+    def start(self, model: Classifier, anchor: Anchor) -> None:
+        """Take charge of a classifier whose tensors are at the source."""
+        self.model = model
+        self.anchor = anchor
+        self.optimizer = self.make_optimizer(model)
+
+    def make_optimizer(self, model: Classifier) -> Optimizer:
+        """The optimizer of this rule."""
+        return Optimizer(model)
+
+    def output(self, forward: Forward) -> Tensor:
+        """The logits that count as the prediction; the forward's own unless a method corrects them."""
+        return forward.logits.detach()
+
+    def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
+        """Learn from one batch and its labels. Gives the losses, for the record."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Return tensors, optimizer and running quantities to the source."""
+        self.optimizer.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
+class NoUpdate(Update):
+    """Learn nothing: the source model, or batch statistics alone."""
+
+    needs_graph = False
+
+    def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
+        return {}
+
+    def __repr__(self) -> str:
+        return "NoUpdate()"

@@ -1,0 +1,680 @@
+"""How is any network seen as features and a head, with few tensors that adapt and all others shared?
+
+A `Classifier` never runs the user's module. It runs *replicas*: structural copies of the module tree that share every
+frozen tensor with it. Before a forward a replica is bound to one `Version` of the adapted tensors, so the live model,
+the anchor and the source are the same replica bound to three versions. A new version is published by one reference
+swap, and a replica is used by one thread at a time: a forward sees one version, in any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import fnmatch
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from wise_atta import errors
+from wise_atta.stream import Inputs, leaves, size, tree_map
+
+StatisticsMode: TypeAlias = Literal["batch", "source", "mixed", "ema"]
+Spec: TypeAlias = str | Sequence[str]
+
+# Offsets in a flat vector are multiples of this, so that every view starts on a 256-byte boundary (float32).
+_ALIGN = 64
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and variance of every BatchNorm layer in one vector, layer after layer.
+
+    `batch` is the number of samples if the variances are the unbiased ones of a batch, as the BatchNorm kernel
+    leaves them; None if they are to be used as they are.
+    """
+
+    values: Tensor
+    batch: int | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values.detach().cpu().clone(), "batch": self.batch}
+
+
+@dataclass(eq=False)
+class Forward:
+    """What one pass over a batch gave, with its graph if there is one."""
+
+    inputs: Inputs
+    logits: Tensor
+    features: Tensor
+    version: Version
+    statistics: Statistics | None = None
+
+
+@dataclass
+class Work:
+    """How often the network was run: forwards of all kinds, those of them with a graph, backwards."""
+
+    forwards: int = 0
+    gradient_forwards: int = 0
+    backwards: int = 0
+
+    def __sub__(self, other: Work) -> Work:
+        return Work(
+            self.forwards - other.forwards,
+            self.gradient_forwards - other.gradient_forwards,
+            self.backwards - other.backwards,
+        )
+
+
+class Version:
+    """One immutable set of values for the adapted tensors: a flat vector and named views of it."""
+
+    def __init__(self, flat: Tensor, layout: Layout, grad: bool = True) -> None:
+        self.flat = flat
+        self.layout = layout
+        self.tensors = layout.views(flat)
+        if grad:
+            for tensor in self.tensors.values():
+                tensor.requires_grad_(True)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each adapted tensor lies in the flat vector, and which slice each group of them takes."""
+
+    shapes: dict[str, torch.Size]
+    offsets: dict[str, int]
+    groups: dict[str, tuple[str, ...]]
+    slices: dict[str, slice]
+    total: int
+    pieces: tuple[int, ...] = field(repr=False)
+
+    @staticmethod
+    def of(groups: Mapping[str, Sequence[str]], shapes: Mapping[str, torch.Size]) -> Layout:
+        offset, offsets, slices, pieces = 0, {}, {}, []
+        for group, names in groups.items():
+            start = offset
+            for name in names:
+                offsets[name] = offset
+                room = -(-shapes[name].numel() // _ALIGN) * _ALIGN
+                pieces.append(room)
+                offset += room
+            slices[group] = slice(start, offset)
+        return Layout(
+            shapes={name: shapes[name] for name in offsets},
+            offsets=offsets,
+            groups={group: tuple(names) for group, names in groups.items()},
+            slices=slices,
+            total=offset,
+            pieces=tuple(pieces),
+        )
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Named views of a flat vector, cut loose from its graph."""
+        parts = torch.split_with_sizes(flat.detach(), self.pieces) if self.pieces else ()
+        return {
+            name: part[: shape.numel()].view(shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """A new flat vector with these values; padding is zero."""
+        first = next(iter(tensors.values()))
+        flat = torch.zeros(self.total, dtype=first.dtype, device=first.device)
+        for name, view in self.views(flat).items():
+            view.copy_(tensors[name].detach())
+        return flat
+
+
+class _Replica:
+    """A structural copy of the user's module: its own module objects, the user's frozen tensors."""
+
+    def __init__(self, model: nn.Module, head: str, adapted: Sequence[str]) -> None:
+        self.module = _copy_structure(model)
+        self.module.eval()
+        modules = dict(self.module.named_modules())
+        self.head = modules[head]
+        self.features: Tensor | None = None
+        self.head.register_forward_pre_hook(self._keep_features)
+        self.norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+        for norm in self.norms:
+            norm.num_batches_tracked = None
+        self.source_buffers: list[tuple[Tensor, Tensor]] = [
+            (m.running_mean, m.running_var)
+            for m in self.norms
+            if m.running_mean is not None and m.running_var is not None
+        ]
+        wanted = set(adapted)
+        # A tied parameter has several places and one name: the first.
+        first_name: dict[int, str] = {}
+        self.places: list[tuple[dict[str, Any], str, str]] = []
+        for path, module in modules.items():
+            for key, parameter in module._parameters.items():
+                if parameter is None:
+                    continue
+                name = first_name.setdefault(id(parameter), f"{path}.{key}" if path else key)
+                if name in wanted:
+                    self.places.append((module._parameters, key, name))
+
+    def _keep_features(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self.features = args[0]
+
+    def bind(self, version: Version) -> None:
+        tensors = version.tensors
+        for parameters, key, name in self.places:
+            parameters[key] = tensors[name]
+
+
+class Classifier:
+    """Any `nn.Module` seen as features and a head.
+
+    Parameters
+    ----------
+    model
+        A classifier: inputs → logits [n, C], or an object with `.logits`. It is never changed and never run.
+    head
+        The name of the layer that turns features [n, d] into logits. Found if not given: the last linear layer.
+    adapt
+        Which tensors adapt: one specification, or groups of them by name. A specification is ``"norm"`` (affine
+        tensors of normalisation layers), ``"head"``, ``"head.bias"``, ``"all"``, the name of a block, a glob over
+        parameter names, or a list of these; ``"!…"`` takes away.
+    statistics
+        What BatchNorm layers normalise with: the ``"batch"``, the ``"source"`` statistics, ``"mixed"`` (the source
+        counted as `prior` samples beside the batch), or ``"ema"`` (a moving average that starts at the source).
+    classes
+        Indices of the classes that can occur. Logits and labels are then over these, in this order.
+    mean, std
+        Normalisation of pictures in [0, 1], one number a channel, applied before the model.
+    prior
+        For ``"mixed"``: how many samples the source statistics are worth.
+    momentum
+        For ``"ema"``: the weight of a new batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        head: str | None = None,
+        adapt: Spec | Mapping[str, Spec] = "norm",
+        statistics: StatisticsMode = "batch",
+        classes: Sequence[int] | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        prior: int = 16,
+        momentum: float = 0.1,
+    ) -> None:
+        if statistics not in get_args(StatisticsMode):
+            raise errors.unknown("statistics", statistics, get_args(StatisticsMode))
+        if (mean is None) != (std is None):
+            raise errors.BadConfig("give both mean and std, or neither")
+        if prior < 0 or not 0 < momentum <= 1:
+            raise errors.BadConfig(f"prior must be ≥ 0 and momentum in (0, 1], not {prior} and {momentum}")
+        self.model = _unwrap(model)
+        self.statistics: StatisticsMode = statistics
+        self.prior = prior
+        self.momentum = momentum
+        self.head_name = _find_head(self.model) if head is None else _check_head(self.model, head)
+        self.classes = None if classes is None else torch.as_tensor(list(classes), dtype=torch.long)
+        self._normal = None if mean is None or std is None else (torch.tensor(mean), torch.tensor(std))
+        groups = adapt if isinstance(adapt, Mapping) else {"adapted": adapt}
+        self.layout = self._lay_out(groups)
+        self._parameters = dict(self.model.named_parameters())
+        reference = next(iter(self._parameters.values()))
+        self.device, self.dtype = reference.device, reference.dtype
+        self._free: list[_Replica] = [_Replica(self.model, self.head_name, list(self.layout.shapes))]
+        self._lock = threading.Lock()
+        self._head_checked = False
+        norms = self._free[0].norms
+        self._channels = [norm.num_features for norm in norms]
+        self._source_buffers = self._free[0].source_buffers
+        self.has_batch_norm = any(isinstance(m, _BatchNorm) for m in self.model.modules())
+        self.work = Work()
+        self.live = Version(self.source_flat(), self.layout)
+        self.running = self._source_statistics() if statistics == "ema" and norms else None
+
+    # -- which tensors ------------------------------------------------------------------------------------------
+
+    def select(self, spec: Spec) -> tuple[str, ...]:
+        """The names of the parameters that a specification means, in the model's order."""
+        terms = [spec] if isinstance(spec, str) else list(spec)
+        chosen: set[str] = set()
+        for term in terms:
+            if term.startswith("!"):
+                chosen -= self._match(term[1:])
+            else:
+                found = self._match(term)
+                if not found:
+                    raise errors.NothingToAdapt(self._nothing(term))
+                chosen |= found
+        return tuple(name for name, p in self.model.named_parameters() if name in chosen and p.is_floating_point())
+
+    def _match(self, term: str) -> set[str]:
+        names = [name for name, _ in self.model.named_parameters()]
+        if term == "all":
+            return set(names)
+        if term == "norm":
+            return {
+                f"{path}.{key}" if path else key
+                for path, module in self.model.named_modules()
+                if _is_norm(module)
+                for key, _ in module.named_parameters(recurse=False)
+            } & set(names)
+        if term == "head" or term.startswith("head."):
+            term = self.head_name + term.removeprefix("head")
+        return {n for n in names if n == term or n.startswith(term + ".") or fnmatch.fnmatchcase(n, term)}
+
+    def _nothing(self, term: str) -> str:
+        if term == "norm":
+            return (
+                "the model has no normalisation layer with affine parameters, so there is nothing to adapt. "
+                "Adapt other tensors instead, for example adapt='head' or the name of a block"
+            )
+        blocks = ", ".join(name for name, _ in self.model.named_children())
+        return f"no parameter of the model matches {term!r}. Blocks of this model: {blocks}"
+
+    def _lay_out(self, groups: Mapping[str, Spec]) -> Layout:
+        taken: set[str] = set()
+        chosen: dict[str, tuple[str, ...]] = {}
+        for group, spec in groups.items():
+            chosen[group] = tuple(name for name in self.select(spec) if name not in taken)
+            taken.update(chosen[group])
+        parameters = dict(self.model.named_parameters())
+        kinds = {(parameters[n].dtype, parameters[n].device) for n in taken}
+        if len(kinds) > 1:
+            raise errors.BadConfig(f"adapted tensors must share one dtype and device, found {sorted(map(str, kinds))}")
+        return Layout.of(chosen, {name: parameters[name].shape for name in taken})
+
+    def source_flat(self) -> Tensor:
+        """The source values of the adapted tensors, read from the user's module, as a new vector."""
+        if not self.layout.shapes:
+            return torch.zeros(0, dtype=self.dtype, device=self.device)
+        return self.layout.flatten({name: self._parameters[name] for name in self.layout.shapes})
+
+    def source(self) -> Version:
+        """The adapted tensors as they were trained."""
+        return Version(self.source_flat(), self.layout, grad=False)
+
+    def publish(self, flat: Tensor) -> None:
+        """Make these values the live version. The vector must not be written to afterwards."""
+        self.live = Version(flat, self.layout)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What tells this model's states from another's: names, shapes, and a checksum of the source values."""
+        values = self.source_flat().cpu().contiguous()
+        return {
+            "groups": {group: list(names) for group, names in self.layout.groups.items()},
+            "shapes": {name: list(shape) for name, shape in self.layout.shapes.items()},
+            "dtype": str(values.dtype),
+            "source": zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0,
+        }
+
+    # -- running it ---------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        inputs: Inputs,
+        *,
+        version: Version | None = None,
+        statistics: Statistics | Literal["source"] | None = None,
+        grad: bool = False,
+    ) -> Forward:
+        """Run the network once.
+
+        Parameters
+        ----------
+        inputs
+            A batch, already checked by `check`.
+        version
+            Which values the adapted tensors take; the live ones if not given.
+        statistics
+            What to normalise with instead of the classifier's own way: given statistics, or the source's.
+        grad
+            Whether to keep the graph. Works inside the caller's `no_grad` and `inference_mode`.
+        """
+        version = self.live if version is None else version
+        self.work.forwards += 1
+        self.work.gradient_forwards += grad
+        with torch.inference_mode(False), torch.set_grad_enabled(grad), self._replica() as replica:
+            inputs = tree_map(_outside_inference_mode, inputs)
+            replica.bind(version)
+            with self._normalising(replica, statistics, size(inputs)) as used:
+                output = self._call(replica, inputs)
+            features = replica.features
+            replica.features = None
+            if not self._head_checked:
+                self._check_output(replica, features, output)
+        assert features is not None
+        return Forward(inputs, self._subset(output), features, version, used)
+
+    def head(self, features: Tensor, version: Version | None = None) -> Tensor:
+        """Logits from features, with the head of a version (the live one if not given)."""
+        with torch.inference_mode(False), self._replica() as replica:
+            replica.bind(self.live if version is None else version)
+            output: Tensor = replica.head(_outside_inference_mode(features))
+            replica.features = None
+        return self._subset(output)
+
+    def gradients(
+        self, loss: Tensor, version: Version, groups: Sequence[str], *, retain_graph: bool = False, head: bool = False
+    ) -> dict[str, list[Tensor]]:
+        """∂loss/∂tensor for the tensors of each group; zeros where the loss does not depend on one.
+
+        `head` says that the loss comes from cached features through the head alone: that is no backward of the network.
+        """
+        self.work.backwards += not head
+        names = [name for group in groups for name in self.layout.groups[group]]
+        tensors = [version.tensors[name] for name in names]
+        grads = torch.autograd.grad(loss, tensors, retain_graph=retain_graph, allow_unused=True, materialize_grads=True)
+        found = dict(zip(names, grads, strict=True))
+        return {group: [found[name] for name in self.layout.groups[group]] for group in groups}
+
+    def check(self, inputs: Inputs) -> int:
+        """Refuse inputs that cannot be predicted on; otherwise the number of samples."""
+        count = size(inputs)
+        if count == 0:
+            raise errors.BadInput("the batch is empty: leave empty batches out of the stream")
+        for leaf in leaves(inputs):
+            if leaf.device != self.device:
+                raise errors.BadInput(f"inputs are on {leaf.device}, the model is on {self.device}: move the inputs")
+            if leaf.is_floating_point() and leaf.dtype != self.dtype:
+                raise errors.BadInput(f"inputs are {leaf.dtype}, the model is {self.dtype}: convert the inputs")
+        if count == 1 and self.statistics == "batch" and self.has_batch_norm:
+            raise errors.SingleSample(
+                "one sample has no batch statistics to normalise with: use larger batches, or "
+                "statistics='ema' (or 'mixed', 'source')"
+            )
+        return count
+
+    def _call(self, replica: _Replica, inputs: Inputs) -> Tensor:
+        inputs = self._normalise(inputs)
+        try:
+            if isinstance(inputs, Tensor):
+                output = replica.module(inputs)
+            elif isinstance(inputs, Mapping):
+                output = replica.module(**inputs)
+            else:
+                output = replica.module(*inputs)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            shapes = ", ".join(f"{list(leaf.shape)} {leaf.dtype}" for leaf in leaves(inputs))
+            raise errors.BadInput(f"the model could not be run on inputs of {shapes}: {error}") from error
+        output = getattr(output, "logits", output)
+        if not isinstance(output, Tensor) or output.dim() != 2:
+            what = f"shape {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+            raise errors.BadInput(f"the model must return logits [n, C] or an object with .logits, not {what}")
+        return output
+
+    def _normalise(self, inputs: Inputs) -> Inputs:
+        if self._normal is None:
+            return inputs
+        if not isinstance(inputs, Tensor):
+            raise errors.BadConfig("mean and std apply to a single tensor of pictures, not to a tree of tensors")
+        mean, std = (t.to(inputs).view(1, -1, *[1] * (inputs.dim() - 2)) for t in self._normal)
+        return (inputs - mean) / std
+
+    def _subset(self, output: Tensor) -> Tensor:
+        if self.classes is None:
+            return output
+        return output[:, self.classes.to(output.device)]
+
+    def _check_output(self, replica: _Replica, features: Tensor | None, output: Tensor) -> None:
+        """head(features) must be the logits: otherwise selection and the head step would work on something else."""
+        with torch.no_grad():
+            if features is not None:
+                again = replica.head(features)
+                scale = output.abs().max().clamp_min(1)
+                if again.shape == output.shape and ((again - output).abs().max() <= 1e-3 * scale).item():
+                    self._head_checked = True
+                    return
+                if not output.isfinite().all().item():
+                    return
+        fitting = [
+            name
+            for name, m in self.model.named_modules()
+            if isinstance(m, nn.Linear) and m.out_features == output.shape[1]
+        ]
+        raise errors.HeadNotFound(
+            f"layer {self.head_name!r} does not turn features into the logits. Name the layer that does with "
+            f"head='…'. Linear layers with {output.shape[1]} outputs: {', '.join(fitting) or 'none'}"
+        )
+
+    @contextlib.contextmanager
+    def _replica(self) -> Iterator[_Replica]:
+        with self._lock:
+            replica = self._free.pop() if self._free else None
+        if replica is None:
+            replica = _Replica(self.model, self.head_name, list(self.layout.shapes))
+        try:
+            yield replica
+        finally:
+            replica.features = None
+            with self._lock:
+                self._free.append(replica)
+
+    # -- normalisation statistics -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _normalising(
+        self, replica: _Replica, given: Statistics | Literal["source"] | None, count: int
+    ) -> Iterator[Statistics | None]:
+        """Set up every BatchNorm layer of a replica; gives the statistics that the forward fills in or uses."""
+        if not replica.norms:
+            yield None
+        elif isinstance(given, Statistics):
+            self._use(replica, given.values)
+            # Late samples are normalised as in the batch that asked: the kernel left unbiased variances there.
+            rescale = _Rebias(given.batch) if given.batch is not None else None
+            with _hooked(replica.norms, rescale):
+                yield given
+        elif given == "source" or self.statistics == "source":
+            for norm, (mean, var) in zip(replica.norms, replica.source_buffers, strict=True):
+                norm.training, norm.running_mean, norm.running_var = False, mean, var
+            yield None
+        elif self.statistics == "batch":
+            # In training mode with momentum 1 the kernel writes the statistics it uses into the running buffers, at
+            # no cost. The buffers are scratch; the user's are not bound.
+            scratch = self._scratch()
+            self._use(replica, scratch, training=True)
+            yield Statistics(scratch, batch=count)
+        else:
+            scratch = self._scratch()
+            self._use(replica, scratch)
+            if self.statistics == "ema":
+                assert self.running is not None
+                before, weight = self.running, self.momentum
+            else:
+                before, weight = self._source_statistics(), count / (count + self.prior)
+            with _hooked(replica.norms, _Blend(self._pairs(before), weight)):
+                yield Statistics(scratch)
+
+    def commit(self, forward: Forward) -> None:
+        """Let a moving average of statistics follow the batch of this forward."""
+        if self.running is not None and forward.statistics is not None:
+            self.running = forward.statistics.values
+
+    def reset_statistics(self) -> None:
+        if self.running is not None:
+            self.running = self._source_statistics()
+
+    def _scratch(self) -> Tensor:
+        return torch.zeros(2 * sum(self._channels), dtype=self.dtype, device=self.device)
+
+    def _pairs(self, values: Tensor) -> list[tuple[Tensor, Tensor]]:
+        parts = torch.split_with_sizes(values, [c for channels in self._channels for c in (channels, channels)])
+        return list(zip(parts[::2], parts[1::2], strict=True))
+
+    def _use(self, replica: _Replica, values: Tensor, training: bool = False) -> None:
+        for norm, (mean, var) in zip(replica.norms, self._pairs(values), strict=True):
+            norm.training, norm.momentum, norm.running_mean, norm.running_var = training, 1.0, mean, var
+
+    def _source_statistics(self) -> Tensor:
+        return torch.cat([buffer.detach() for pair in self._source_buffers for buffer in pair])
+
+    # -- giving it away -----------------------------------------------------------------------------------------
+
+    def export(self, version: Version | None = None) -> nn.Module:
+        """A plain module of its own with the adapted tensors, for the same inputs as the user's module.
+
+        BatchNorm layers normalise as they do here: with the batch, the source, the moving average or the mixture.
+        """
+        module = copy.deepcopy(self.model).eval()
+        version = self.live if version is None else version
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                if name in version.tensors:
+                    parameter.copy_(version.tensors[name])
+        norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+        for index, norm in enumerate(norms):
+            if self.statistics == "batch":
+                norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
+            elif self.statistics == "ema" and self.running is not None:
+                mean, var = self._pairs(self.running)[index]
+                norm.running_mean, norm.running_var = mean.clone(), var.clone()
+            elif self.statistics == "mixed":
+                assert norm.running_mean is not None and norm.running_var is not None
+                norm.register_forward_pre_hook(_Mixture(norm.running_mean, norm.running_var, self.prior))
+        return module
+
+    def __repr__(self) -> str:
+        return (
+            f"Classifier({type(self.model).__name__}, head={self.head_name!r}, statistics={self.statistics!r}, "
+            f"adapted={ {group: len(names) for group, names in self.layout.groups.items()} })"
+        )
+
+
+# -- BatchNorm hooks ------------------------------------------------------------------------------------------------
+
+
+def _batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance over everything but the channels, outside the graph."""
+    var, mean = torch.var_mean(x.detach(), dim=[0, *range(2, x.dim())], correction=0)
+    return mean, var
+
+
+class _Blend:
+    """Normalise by (1 − w)·before + w·batch, layer by layer. Gradients take the statistics as constants."""
+
+    def __init__(self, before: list[tuple[Tensor, Tensor]], weight: float) -> None:
+        self.before = before
+        self.weight = weight
+
+    def __call__(self, index: int, norm: _BatchNorm, x: Tensor) -> None:
+        mean, var = _batch_moments(x)
+        assert norm.running_mean is not None and norm.running_var is not None
+        norm.running_mean.copy_(torch.lerp(self.before[index][0], mean.to(self.before[index][0]), self.weight))
+        norm.running_var.copy_(torch.lerp(self.before[index][1], var.to(self.before[index][1]), self.weight))
+
+
+class _Rebias:
+    """Turn the unbiased variances of a batch of n into the biased ones that it was normalised with."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def __call__(self, index: int, norm: _BatchNorm, x: Tensor) -> None:
+        count = self.batch * (x.numel() // (x.shape[0] * x.shape[1]))
+        assert norm.running_var is not None
+        norm.running_var = norm.running_var * ((count - 1) / count)
+
+
+class _Mixture:
+    """The same mixture as `_Blend` for an exported module: a hook that can be pickled."""
+
+    def __init__(self, mean: Tensor, var: Tensor, prior: int) -> None:
+        self.mean, self.var, self.prior = mean.clone(), var.clone(), prior
+
+    def __call__(self, norm: nn.Module, args: tuple[Any, ...]) -> None:
+        mean, var = _batch_moments(args[0])
+        weight = len(args[0]) / (len(args[0]) + self.prior)
+        norm.running_mean = torch.lerp(self.mean.to(mean), mean, weight)
+        norm.running_var = torch.lerp(self.var.to(var), var, weight)
+
+
+@contextlib.contextmanager
+def _hooked(norms: Sequence[nn.Module], action: Callable[[int, Any, Tensor], None] | None) -> Iterator[None]:
+    """Run `action(index, layer, input)` before every layer's forward."""
+    handles = []
+    if action is not None:
+        for index, norm in enumerate(norms):
+            handles.append(norm.register_forward_pre_hook(lambda m, args, i=index: action(i, m, args[0])))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+# -- the user's module ------------------------------------------------------------------------------------------------
+
+
+def _copy_structure(model: nn.Module) -> nn.Module:
+    """A copy of the module tree that shares every tensor with it.
+
+    Parameters are seen through detached twins, which use the same memory but never collect a gradient.
+    """
+    memo: dict[int, Any] = {}
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
+        for buffer in module._buffers.values():
+            if buffer is not None:
+                memo[id(buffer)] = buffer
+        for value in vars(module).values():
+            if isinstance(value, Tensor):
+                memo[id(value)] = value
+    return copy.deepcopy(model, memo)
+
+
+def _unwrap(model: nn.Module) -> nn.Module:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise errors.BadConfig("a scripted module cannot be adapted: give the module it was made from")
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        return _unwrap(model.module)
+    inner = getattr(model, "_orig_mod", None)
+    return _unwrap(inner) if isinstance(inner, nn.Module) else model
+
+
+def _is_norm(module: nn.Module) -> bool:
+    if isinstance(module, _BatchNorm | nn.LayerNorm | nn.GroupNorm | _InstanceNorm):
+        return True
+    # Norm layers of other libraries (RMSNorm and the like) go by their name and a vector of weights.
+    weight = module._parameters.get("weight")
+    return "norm" in type(module).__name__.lower() and weight is not None and weight.dim() == 1
+
+
+def _find_head(model: nn.Module) -> str:
+    names = {id(module): name for name, module in model.named_modules()}
+    declared = getattr(model, "get_classifier", None)
+    if callable(declared):
+        head = declared()
+        if isinstance(head, nn.Linear) and id(head) in names:
+            return str(names[id(head)])
+    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise errors.HeadNotFound(
+            "the model has no linear layer, so no head was found. Name the layer that turns features into logits "
+            f"with head='…'. Layers: {', '.join(name for name, _ in model.named_modules() if name)}"
+        )
+    return str(linear[-1])
+
+
+def _check_head(model: nn.Module, name: str) -> str:
+    known = [n for n, _ in model.named_modules() if n]
+    if name not in known:
+        raise errors.HeadNotFound(str(errors.unknown("layer", name, known)))
+    return name
+
+
+def _outside_inference_mode(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor.is_inference() else tensor

@@ -1,0 +1,29 @@
+"""What is asked? Which samples of a selected batch a person is shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wise_atta import errors
+from wise_atta.what.selector import Drift, Margin, MaxEntropy, Perturbation, RandomSample, Selector
+
+__all__ = ["Drift", "Margin", "MaxEntropy", "Perturbation", "RandomSample", "Selector", "selector"]
+
+SELECTORS: dict[str, type[Selector]] = {
+    "drift": Drift,
+    "perturbation": Perturbation,
+    "max-entropy": MaxEntropy,
+    "margin": Margin,
+    "random": RandomSample,
+}
+
+
+def selector(name: str, **options: Any) -> Selector:
+    """A selector by its short name.
+
+    >>> selector("drift", balance=True)
+    Drift(first=0, balance=True, seed=0)
+    """
+    if name not in SELECTORS:
+        raise errors.unknown("selector", name, SELECTORS)
+    return SELECTORS[name](**options)

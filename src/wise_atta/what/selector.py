@@ -1,0 +1,146 @@
+"""Which samples of a batch are worth a label? Scores, the highest first, ties at random."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wise_atta import errors, rng, signals
+from wise_atta.view import View
+
+
+class Selector:
+    """Ranks the samples of a batch by a score. A subclass says what the score is.
+
+    Parameters
+    ----------
+    balance
+        EATTA's rule: pass over classes (as predicted) asked for in the batch before, unless the sample's score beats the
+        score that class was last asked for with.
+    seed
+        For ties, and for selectors that draw.
+    """
+
+    needs_anchor: bool = False
+
+    def __init__(self, *, balance: bool = False, seed: int = 0) -> None:
+        self.balance = balance
+        self.seed = seed
+        self._just_asked: set[int] = set()
+        self._last_score: dict[int, float] = {}
+
+    def scores(self, view: View) -> Tensor:
+        """One number a sample; the highest is asked for."""
+        raise NotImplementedError
+
+    def pick(self, view: View, k: int = 1) -> list[int]:
+        """The k samples to ask for, best first; all of them if the batch is smaller."""
+        if k < 1:
+            raise errors.BadConfig(f"at least one sample must be picked, not {k}")
+        scores = self.scores(view).double().cpu().numpy()
+        shuffled = rng.numpy(self.seed, "ties", view.number).permutation(len(scores))
+        ranked = shuffled[np.argsort(-scores[shuffled], kind="stable")]
+        if not self.balance:
+            return [int(i) for i in ranked[:k]]
+        predicted = view.logits.argmax(dim=1).cpu().numpy()
+        fresh = [i for i in ranked if self._is_fresh(int(predicted[i]), float(scores[i]))]
+        rest = [i for i in ranked if not self._is_fresh(int(predicted[i]), float(scores[i]))]
+        picked = [int(i) for i in [*fresh, *rest][:k]]
+        self._just_asked = {int(predicted[i]) for i in picked}
+        self._last_score.update({int(predicted[i]): float(scores[i]) for i in picked})
+        return picked
+
+    def _is_fresh(self, predicted: int, score: float) -> bool:
+        return predicted not in self._just_asked or score > self._last_score[predicted]
+
+    def reset(self) -> None:
+        """Forget what was asked before."""
+        self._just_asked, self._last_score = set(), {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"just_asked": sorted(self._just_asked), "last_score": dict(self._last_score)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._just_asked = set(state["just_asked"])
+        self._last_score = dict(state["last_score"])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(balance={self.balance}, seed={self.seed})"
+
+
+class Drift(Selector):
+    """The sample whose prediction moved furthest from the anchor's: arg max ‖p − p̄‖₂ (section 3.2).
+
+    In the first batch anchor and model are one, all drifts are 0, and the choice is random.
+
+    Parameters
+    ----------
+    first
+        Use the perturbation score in the first so many batches instead, as the published code does (4 there).
+    """
+
+    needs_anchor = True
+
+    def __init__(self, *, first: int = 0, balance: bool = False, seed: int = 0) -> None:
+        super().__init__(balance=balance, seed=seed)
+        self.first = first
+        self._start = Perturbation(seed=seed)
+
+    def scores(self, view: View) -> Tensor:
+        return self._start.scores(view) if view.number <= self.first else view.drift
+
+    def __repr__(self) -> str:
+        return f"Drift(first={self.first}, balance={self.balance}, seed={self.seed})"
+
+
+class Perturbation(Selector):
+    """The sample whose confidence moves most when its features are nudged: |Δp_ŷ| (EATTA).
+
+    Parameters
+    ----------
+    sigma
+        Deviation of the Gaussian noise on the features.
+    """
+
+    def __init__(self, *, sigma: float = 0.01, balance: bool = False, seed: int = 0) -> None:
+        if sigma <= 0:
+            raise errors.BadConfig(f"sigma must be above 0, not {sigma}")
+        super().__init__(balance=balance, seed=seed)
+        self.sigma = sigma
+
+    def noise(self, view: View) -> Tensor:
+        """Standard normal noise of the features' shape, drawn on the CPU."""
+        generator = rng.torch_cpu(self.seed, "perturbation", view.number)
+        return torch.randn(view.features.shape, generator=generator, dtype=view.features.dtype).to(view.features.device)
+
+    def scores(self, view: View) -> Tensor:
+        nudged = view.head(view.features + self.sigma * self.noise(view)).softmax(dim=1)
+        predicted = view.logits.argmax(dim=1, keepdim=True)
+        return (nudged.gather(1, predicted) - view.probs.gather(1, predicted)).abs().squeeze(1)
+
+    def __repr__(self) -> str:
+        return f"Perturbation(sigma={self.sigma}, balance={self.balance}, seed={self.seed})"
+
+
+class MaxEntropy(Selector):
+    """The most uncertain sample by entropy."""
+
+    def scores(self, view: View) -> Tensor:
+        return view.entropy
+
+
+class Margin(Selector):
+    """The sample whose two best classes are closest."""
+
+    def scores(self, view: View) -> Tensor:
+        return -signals.margin(view.logits)
+
+
+class RandomSample(Selector):
+    """Any sample, each with the same chance."""
+
+    def scores(self, view: View) -> Tensor:
+        return torch.zeros(len(view))
