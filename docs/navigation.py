@@ -1,4 +1,4 @@
-"""Which pages follow from files on disk? One a decision, and one a module of the package, written from its docstrings."""
+"""Which pages follow from files on disk? One a decision, and one a module of the package, from its docstrings."""
 
 from __future__ import annotations
 
