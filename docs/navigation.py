@@ -40,11 +40,12 @@ def api() -> list[Any]:
 
 
 def on_config(config: MkDocsConfig) -> None:
-    for entry in config.nav:
+    nav: list[Any] = config.nav or []
+    for entry in nav:
         if isinstance(entry, dict) and "Decisions" in entry:
             folder = Path(config.docs_dir) / "decisions"
             entry["Decisions"] += [f"decisions/{path.name}" for path in sorted(folder.glob("[0-9]*.md"))]
-    config.nav.append({"API": api()})
+    config.nav = [*nav, {"API": api()}]
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
