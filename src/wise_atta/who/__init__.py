@@ -1,0 +1,89 @@
+"""Who answers, and what becomes of the answers?
+
+Questions (`Query`) go to an annotator and are kept at the `Desk` until their labels are learned. One batch, in the
+order in which nothing that somebody looked at is returned, and nothing that was answered in time is lost:
+
+>>> import torch
+>>> from wise_atta.stream import Batch
+>>> desk, annotator_ = Desk(classes=3, expires_after=2), Delayed(Oracle(lambda query: 1), batches=2)
+>>> for now in range(1, 6):
+...     queries = [Query.of(Batch(torch.rand(4, 2)), number=now, index=0, logits=torch.zeros(4, 3))]
+...     desk.ask(queries)
+...     annotator_.ask(queries, now)
+...     annotator_.withdraw(desk.overdue(now), now)
+...     new = desk.answer(annotator_.answers(now))
+...     desk.show(annotator_.shown(now))
+...     expired, returned = desk.expire(now)
+...     desk.learned(item.id for item in desk.pending)
+>>> desk.counts
+Counts(asked=5, shown=5, answered=3, learned=3, cant_tell=0, expired=0)
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Final
+
+from wise_atta import errors
+from wise_atta.who.annotators import Annotator, Callback, Direct, Oracle, Teacher
+from wise_atta.who.desk import Answered, Counts, Desk
+from wise_atta.who.inbox import Inbox
+from wise_atta.who.query import CANT_TELL, SKIP, Answer, AnswerLike, Query, Verdict, as_batch
+from wise_atta.who.wrappers import Between, Delay, Delayed, Geometric, Noisy, Poisson, Wrapper
+
+__all__ = [
+    "ANNOTATORS",
+    "CANT_TELL",
+    "SKIP",
+    "Annotator",
+    "Answer",
+    "AnswerLike",
+    "Answered",
+    "Between",
+    "Callback",
+    "Counts",
+    "Delay",
+    "Delayed",
+    "Desk",
+    "Direct",
+    "Geometric",
+    "Inbox",
+    "Noisy",
+    "Oracle",
+    "Poisson",
+    "Query",
+    "Teacher",
+    "Verdict",
+    "Wrapper",
+    "annotator",
+    "as_batch",
+]
+
+ANNOTATORS: Final[dict[str, type[Annotator]]] = {
+    "oracle": Oracle,
+    "delayed": Delayed,
+    "noisy": Noisy,
+    "teacher": Teacher,
+    "callback": Callback,
+    "inbox": Inbox,
+}
+
+
+def annotator(name: str, **options: Any) -> Annotator:
+    """An annotator by name.
+
+    >>> annotator("noisy", annotator=annotator("oracle", truth={"a": 1}), rate=0.1, classes=10)
+    Noisy(Oracle(1 samples), rate=0.1, classes=10, seed=0)
+    >>> annotator("inbox", size=3)
+    Traceback (most recent call last):
+    wise_atta.errors.BadConfig: annotator 'inbox': got an unexpected keyword argument 'size'. It takes: remember
+    """
+    if name not in ANNOTATORS:
+        raise errors.unknown("annotator", name, ANNOTATORS)
+    kind = ANNOTATORS[name]
+    takes = inspect.signature(kind)
+    try:
+        takes.bind(**options)
+    except TypeError as error:
+        raise errors.BadConfig(f"annotator {name!r}: {error}. It takes: {', '.join(takes.parameters)}") from None
+    return kind(**options)

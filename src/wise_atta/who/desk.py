@@ -1,0 +1,353 @@
+"""What became of every question? Asked, shown, answered, learned; or nobody could tell, or it expired."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from wise_atta import errors
+from wise_atta.who.query import (
+    CANT_TELL,
+    Answer,
+    AnswerLike,
+    Query,
+    loading,
+    pack_answer,
+    pack_label,
+    pack_query,
+    plain,
+    read,
+    unpack_answer,
+    unpack_query,
+)
+
+_EXPIRED = "expired"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many questions ever reached each stage.
+
+    At any moment `asked` = open + `answered` + `cant_tell` + `expired`, and `answered` = pending + `learned`.
+    `answered` counts classes alone.
+    """
+
+    asked: int = 0
+    shown: int = 0
+    answered: int = 0
+    learned: int = 0
+    cant_tell: int = 0
+    expired: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Answered:
+    """A question with its class, and the context that was handed in when it was asked."""
+
+    query: Query
+    answer: Answer
+    context: Any = None
+
+    @property
+    def id(self) -> str:
+        return self.query.id
+
+    @property
+    def label(self) -> int:
+        assert isinstance(self.answer.label, int), "only classes are answered"
+        return self.answer.label
+
+
+@dataclass(frozen=True, eq=False)
+class _Open:
+    query: Query
+    context: Any
+    shown: bool = False
+
+
+class Closed:
+    """How the latest questions ended: id → what was said. The oldest are forgotten."""
+
+    def __init__(self, remember: int) -> None:
+        if remember < 0:
+            raise errors.BadConfig(f"remember must be 0 or more, not {remember}")
+        self.remember = remember
+        self._ends: dict[str, int | str] = {}
+
+    def __contains__(self, query_id: str) -> bool:
+        return query_id in self._ends
+
+    def __getitem__(self, query_id: str) -> int | str:
+        return self._ends[query_id]
+
+    def add(self, query_id: str, end: int | str) -> None:
+        self._ends[query_id] = end
+        while len(self._ends) > self.remember:
+            del self._ends[next(iter(self._ends))]
+
+    def state_dict(self) -> dict[str, int | str]:
+        return dict(self._ends)
+
+    def restored(self, state: Mapping[str, int | str]) -> Closed:
+        """A new one with the ends that were saved."""
+        closed = Closed(self.remember)
+        for query_id, end in state.items():
+            closed.add(query_id, end)
+        return closed
+
+
+def _expired(query_id: str) -> errors.UnknownQuery:
+    return errors.UnknownQuery(f"question {query_id!r} has expired: an answer comes too late now, drop it")
+
+
+def settle(query_id: str, end: int | str, answer: Answer) -> None:
+    """Accept an answer to a question that already ended as `end` if it changes nothing; otherwise raise."""
+    if not answer.decides:
+        return
+    if end == _EXPIRED:
+        raise _expired(query_id)
+    if end != pack_label(answer.label):
+        raise errors.Conflict(
+            f"question {query_id!r} was answered {end!r} and now {pack_label(answer.label)!r}: the first answer stands"
+        )
+
+
+class Desk:
+    """Keeps every question from the moment it is asked until its label is learned.
+
+    Every call checks all it was given before it changes anything.
+
+    Parameters
+    ----------
+    classes
+        Number of classes C; labels are 0 … C − 1.
+    expires_after
+        A question asked at batch t can be answered up to batch t + expires_after. None: for ever.
+    remember
+        How many ended questions are remembered, so that an answer that comes again is recognised.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wise_atta.stream import Batch
+    >>> desk = Desk(classes=3, expires_after=10)
+    >>> query = Query.of(Batch(torch.rand(4, 2)), number=1, index=2, logits=torch.zeros(4, 3))
+    >>> desk.ask([query])
+    >>> desk.answer({"1-2": None})  # not yet
+    []
+    >>> [new.label for new in desk.answer({"1-2": 0})]
+    [0]
+    >>> desk.answer({"1-2": 0})  # the same again changes nothing
+    []
+    >>> desk.learned(["1-2"])
+    >>> desk.counts
+    Counts(asked=1, shown=1, answered=1, learned=1, cant_tell=0, expired=0)
+    """
+
+    def __init__(self, classes: int, expires_after: int | None = None, remember: int = 10_000) -> None:
+        if classes < 1:
+            raise errors.BadConfig(f"classes must be 1 or more, not {classes}")
+        if expires_after is not None and expires_after < 0:
+            raise errors.BadConfig(f"expires_after must be None or 0 batches or more, not {expires_after}")
+        self.classes = classes
+        self.expires_after = expires_after
+        self._open: dict[str, _Open] = {}
+        self._pending: dict[str, Answered] = {}
+        self._closed = Closed(remember)
+        self._counts = Counts()
+
+    def __repr__(self) -> str:
+        return (
+            f"Desk(classes={self.classes}, expires_after={self.expires_after}, remember={self._closed.remember})"
+            f"  # {len(self._open)} open, {len(self._pending)} pending"
+        )
+
+    @property
+    def counts(self) -> Counts:
+        return self._counts
+
+    @property
+    def open(self) -> list[Query]:
+        """Questions without an answer, oldest first."""
+        return [item.query for item in self._open.values()]
+
+    @property
+    def pending(self) -> list[Answered]:
+        """Answers that were not learned yet, in the order in which they came."""
+        return list(self._pending.values())
+
+    def ask(self, queries: Sequence[Query], contexts: Sequence[Any] | None = None) -> None:
+        """Take in new questions. A context (tensors and plain values) stays with its question until it is learned."""
+        contexts = [None] * len(queries) if contexts is None else contexts
+        if len(contexts) != len(queries):
+            raise errors.BadInput(f"{len(contexts)} contexts for {len(queries)} questions: give one each, or none")
+        new: dict[str, _Open] = {}
+        for query, context in zip(queries, contexts, strict=True):
+            if query.id in new or self._knows(query.id):
+                raise errors.BadInput(f"question {query.id!r} was asked before: every question needs its own id")
+            if query.classes != self.classes:
+                raise errors.BadInput(
+                    f"question {query.id!r} has logits of {query.classes} classes, the desk keeps {self.classes}"
+                )
+            new[query.id] = _Open(query, plain(context, f"the context of question {query.id!r}"))
+        self._open |= new
+        self._count(asked=len(new))
+
+    def show(self, ids: Iterable[str]) -> None:
+        """Somebody has seen these questions. Seen again, or seen after the end, changes nothing."""
+        ids = dict.fromkeys(ids)
+        for query_id in ids:
+            if not self._knows(query_id):
+                raise self._unknown(query_id)
+        for query_id in ids:
+            self._show(query_id)
+
+    def check(self, answers: Mapping[str, AnswerLike]) -> list[Answered]:
+        """What `answer` would newly record, or the error it would raise. Changes nothing."""
+        return self._labelled(self._read(answers))
+
+    def answer(self, answers: Mapping[str, AnswerLike]) -> list[Answered]:
+        """Record answers; gives the questions that have a class now and had none before.
+
+        "Can't tell" closes its question, "skip" leaves it open, None says nothing, and the same class or "can't tell"
+        again changes nothing. Raises `UnknownQuery`, `BadLabel` or `Conflict`, and then none of the answers counts.
+        """
+        said = self._read(answers)
+        new = self._labelled(said)
+        for query_id, answer in said.items():
+            self._show(query_id)
+            if answer.label is CANT_TELL:
+                del self._open[query_id]
+                self._closed.add(query_id, CANT_TELL.value)
+                self._count(cant_tell=1)
+        for item in new:
+            del self._open[item.id]
+            self._pending[item.id] = item
+        self._count(answered=len(new))
+        return new
+
+    def learned(self, ids: Iterable[str]) -> None:
+        """The labels of these pending questions have been learned; only their labels are remembered from now on."""
+        ids = list(ids)
+        if len(set(ids)) != len(ids):
+            raise errors.AlreadyLearned(f"an id is there twice in {ids}: learn every label once")
+        for query_id in ids:
+            if query_id in self._closed and self._closed[query_id] != _EXPIRED:
+                raise errors.AlreadyLearned(f"question {query_id!r} was closed before: learn every label once")
+            if query_id in self._open:
+                raise errors.UnknownQuery(f"question {query_id!r} has no answer yet, so nothing was learned from it")
+            if query_id not in self._pending:
+                raise self._unknown(query_id)
+        for query_id in ids:
+            self._closed.add(query_id, self._pending.pop(query_id).label)
+        self._count(learned=len(ids))
+
+    def overdue(self, now: int) -> list[str]:
+        """The open questions that `expire(now)` would close. Changes nothing."""
+        if self.expires_after is None:
+            return []
+        return [query_id for query_id, item in self._open.items() if now - item.query.asked_at > self.expires_after]
+
+    def expire(self, now: int) -> tuple[list[str], int]:
+        """Close what nobody answered in time: the ids, and how many of them nobody was ever shown.
+
+        Only the latter may be returned to the account. Call it once a batch, after the batch's answers.
+        """
+        ids = self.overdue(now)
+        unseen = 0
+        for query_id in ids:
+            unseen += not self._open.pop(query_id).shown
+            self._closed.add(query_id, _EXPIRED)
+        self._count(expired=len(ids))
+        return ids, unseen
+
+    def reset(self) -> None:
+        """Forget everything, counts included."""
+        self._open, self._pending = {}, {}
+        self._closed = Closed(self._closed.remember)
+        self._counts = Counts()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything but the options, as tensors and plain values."""
+        return {
+            "classes": self.classes,
+            "counts": asdict(self._counts),
+            "open": [
+                {"query": pack_query(item.query), "context": item.context, "shown": item.shown}
+                for item in self._open.values()
+            ],
+            "pending": [
+                {"query": pack_query(item.query), "context": item.context, "answer": pack_answer(item.answer)}
+                for item in self._pending.values()
+            ],
+            "closed": self._closed.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state. Raises `StateMismatch`, and changes nothing, if it is not one of this desk's."""
+        with loading("a desk of questions"):
+            classes, counts = state["classes"], Counts(**state["counts"])
+            opened = {
+                item["query"]["id"]: _Open(unpack_query(item["query"]), item["context"], item["shown"])
+                for item in state["open"]
+            }
+            pending = {
+                item["query"]["id"]: Answered(
+                    unpack_query(item["query"]), unpack_answer(item["answer"]), item["context"]
+                )
+                for item in state["pending"]
+            }
+            closed = self._closed.restored(state["closed"])
+        if classes != self.classes:
+            raise errors.StateMismatch(f"the state is of a model with {classes} classes, this one has {self.classes}")
+        ended = counts.answered + counts.cant_tell + counts.expired
+        if counts.asked != len(opened) + ended or counts.answered != len(pending) + counts.learned:
+            raise errors.StateMismatch(f"the state is damaged: its questions do not add up to {counts}")
+        self._open, self._pending = opened, pending
+        self._closed = closed
+        self._counts = counts
+
+    def _read(self, answers: Mapping[str, AnswerLike]) -> dict[str, Answer]:
+        """The answers that say something about an open question; raises on the first that is wrong."""
+        if not isinstance(answers, Mapping):
+            raise errors.BadInput(f"answers must map question ids to answers, not be a {type(answers).__name__}")
+        said: dict[str, Answer] = {}
+        for query_id, raw in answers.items():
+            if not self._knows(query_id):
+                raise self._unknown(query_id)
+            answer = read(raw, query_id, self.classes)
+            if query_id in self._pending:
+                settle(query_id, self._pending[query_id].label, answer)
+            elif query_id in self._closed:
+                settle(query_id, self._closed[query_id], answer)
+            elif answer.label is not None:
+                said[query_id] = answer
+        return said
+
+    def _labelled(self, said: Mapping[str, Answer]) -> list[Answered]:
+        return [
+            Answered(self._open[query_id].query, answer, self._open[query_id].context)
+            for query_id, answer in said.items()
+            if isinstance(answer.label, int)
+        ]
+
+    def _knows(self, query_id: str) -> bool:
+        return query_id in self._open or query_id in self._pending or query_id in self._closed
+
+    def _unknown(self, query_id: str) -> errors.UnknownQuery:
+        if query_id in self._closed:
+            return _expired(query_id)
+        return errors.UnknownQuery(
+            f"question {query_id!r} was never asked, or ended so long ago that it is forgotten: "
+            f"answer questions by the id that predict gave them (open now: {len(self._open)})"
+        )
+
+    def _show(self, query_id: str) -> None:
+        item = self._open.get(query_id)
+        if item is not None and not item.shown:
+            self._open[query_id] = replace(item, shown=True)
+            self._count(shown=1)
+
+    def _count(self, **more: int) -> None:
+        self._counts = replace(self._counts, **{name: getattr(self._counts, name) + n for name, n in more.items()})

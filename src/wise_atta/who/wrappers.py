@@ -1,0 +1,247 @@
+"""What if answers come late, or wrong? Annotators around annotators."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from wise_atta import errors, rng
+from wise_atta.who.annotators import Annotator, check_kind
+from wise_atta.who.query import Answer, Query, loading, pack_answer, unpack_answer
+
+
+def _generator(seed: int, who: str, query_id: str) -> np.random.Generator:
+    """Chance that belongs to one question, whatever else was asked and in which order."""
+    counter = int.from_bytes(hashlib.blake2b(query_id.encode(), digest_size=8).digest(), "little")
+    return rng.numpy(seed, who, counter)
+
+
+class Wrapper(Annotator):
+    """An annotator that changes what another one does."""
+
+    def __init__(self, annotator: Annotator) -> None:
+        self.annotator = annotator
+        self.cost = annotator.cost
+
+    def ask(self, queries: Sequence[Query], now: int) -> None:
+        self.annotator.ask(queries, now)
+
+    def withdraw(self, ids: Iterable[str], now: int) -> None:
+        self.annotator.withdraw(ids, now)
+
+    def shown(self, now: int) -> list[str]:
+        return self.annotator.shown(now)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kind": type(self).__name__, "annotator": self.annotator.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_kind(state, self)
+        with loading(type(self).__name__):
+            inner = state["annotator"]
+        self.annotator.load_state_dict(inner)
+
+    def reset(self) -> None:
+        self.annotator.reset()
+
+
+class Delay(Protocol):
+    """A distribution of delays. Anything with this one verb will do."""
+
+    def draw(self, generator: np.random.Generator) -> int:
+        """A number of batches, 0 or more."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always the same number of batches."""
+
+    batches: int
+
+    def __post_init__(self) -> None:
+        if self.batches < 0:
+            raise errors.BadConfig(f"a delay must be 0 batches or more, not {self.batches}")
+
+    def draw(self, generator: np.random.Generator) -> int:
+        return self.batches
+
+
+@dataclass(frozen=True)
+class Between:
+    """Any number of batches from low to high, both included, equally likely."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high:
+            raise errors.BadConfig(f"a delay between low and high needs 0 ≤ low ≤ high, not {self.low} and {self.high}")
+
+    def draw(self, generator: np.random.Generator) -> int:
+        return int(generator.integers(self.low, self.high, endpoint=True))
+
+
+@dataclass(frozen=True)
+class Geometric:
+    """Mostly short, now and then very long: at every batch the answer comes with the same probability, 1/(1 + mean)."""
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        _check_mean(self.mean)
+
+    def draw(self, generator: np.random.Generator) -> int:
+        return int(generator.geometric(1 / (1 + self.mean))) - 1
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Around the mean, within a few of its square roots."""
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        _check_mean(self.mean)
+
+    def draw(self, generator: np.random.Generator) -> int:
+        return int(generator.poisson(self.mean))
+
+
+def _check_mean(mean: float) -> None:
+    # Above, numpy's draws leave the range of 64-bit integers.
+    if not 0 <= mean <= 1e15:
+        raise errors.BadConfig(f"the mean delay must be a number of batches from 0 to 1e15, not {mean}")
+
+
+class Delayed(Wrapper):
+    """Keeps each answer back until some batches after its question was asked.
+
+    Parameters
+    ----------
+    annotator
+        Who really answers.
+    batches
+        How many batches: a number, or a distribution such as `Between(10, 90)`, `Geometric(mean=50)`, `Poisson(50)`.
+    seed
+        A question's delay depends on the seed and its id alone.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from wise_atta.stream import Batch
+    >>> from wise_atta.who import Oracle
+    >>> late = Delayed(Oracle(lambda query: 2), batches=3)
+    >>> late.ask([Query.of(Batch(torch.rand(1, 5)), number=7, index=0, logits=torch.zeros(1, 4))], now=7)
+    >>> late.answers(now=9), late.answers(now=10)
+    ({}, {'7-0': Answer(label=2, by='oracle', weight=1.0)})
+    """
+
+    def __init__(self, annotator: Annotator, batches: int | Delay = 50, seed: int = 0) -> None:
+        super().__init__(annotator)
+        if not isinstance(batches, int) and not hasattr(batches, "draw"):
+            raise errors.BadConfig(f"batches must be an int or have a method draw(generator), not {batches!r}")
+        self.batches: Delay = Fixed(batches) if isinstance(batches, int) else batches
+        self.seed = seed
+        self._due: dict[str, int] = {}
+        self._held: dict[str, Answer] = {}
+
+    def __repr__(self) -> str:
+        batches = self.batches.batches if isinstance(self.batches, Fixed) else self.batches
+        return f"Delayed({self.annotator!r}, batches={batches!r}, seed={self.seed})"
+
+    def ask(self, queries: Sequence[Query], now: int) -> None:
+        due = {query.id: now + self._draw(query.id) for query in queries}
+        self.annotator.ask(queries, now)
+        self._due |= due
+
+    def withdraw(self, ids: Iterable[str], now: int) -> None:
+        ids = list(ids)
+        # In this order: once withdrawn, no answer can slip in behind what is taken.
+        self.annotator.withdraw(ids, now)
+        self._take(now)
+        for query_id in ids:
+            if query_id in self._due and not (query_id in self._held and self._due[query_id] <= now):
+                del self._due[query_id]
+                self._held.pop(query_id, None)
+
+    def answers(self, now: int) -> dict[str, Answer]:
+        self._take(now)
+        ripe = sorted((name for name in self._held if self._due[name] <= now), key=self._due.__getitem__)
+        for name in ripe:
+            del self._due[name]
+        return {name: self._held.pop(name) for name in ripe}
+
+    def state_dict(self) -> dict[str, Any]:
+        held = {name: pack_answer(answer) for name, answer in self._held.items()}
+        return super().state_dict() | {"due": dict(self._due), "held": held}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        check_kind(state, self)
+        with loading(type(self).__name__):
+            due, held = dict(state["due"]), {name: unpack_answer(item) for name, item in state["held"].items()}
+        super().load_state_dict(state)
+        self._due, self._held = due, held
+
+    def reset(self) -> None:
+        super().reset()
+        self._due, self._held = {}, {}
+
+    def _draw(self, query_id: str) -> int:
+        batches = self.batches.draw(_generator(self.seed, "delayed", query_id))
+        if batches < 0:
+            raise errors.BadConfig(f"{self.batches!r} drew a delay of {batches} batches: it must be 0 or more")
+        return batches
+
+    def _take(self, now: int) -> None:
+        # As soon as the inner one has answered, so that it need not keep the question's input while the answer waits.
+        self._held |= self.annotator.answers(now)
+
+
+class Noisy(Wrapper):
+    """Now and then gives a wrong class, any of the others with equal probability. "Can't tell" stays what it is.
+
+    Parameters
+    ----------
+    annotator
+        Who really answers.
+    rate
+        Probability of a wrong class, 0 to 1.
+    classes
+        Number of classes.
+    seed
+        Whether a question is answered wrongly depends on the seed and its id alone.
+    """
+
+    def __init__(self, annotator: Annotator, rate: float, classes: int, seed: int = 0) -> None:
+        super().__init__(annotator)
+        if not 0 <= rate <= 1:
+            raise errors.BadConfig(f"the rate of wrong answers must be within 0 and 1, not {rate}")
+        if classes < 2:
+            raise errors.BadConfig(f"a wrong answer needs at least 2 classes, not {classes}")
+        self.rate = rate
+        self.classes = classes
+        self.seed = seed
+
+    def __repr__(self) -> str:
+        return f"Noisy({self.annotator!r}, rate={self.rate}, classes={self.classes}, seed={self.seed})"
+
+    def ask(self, queries: Sequence[Query], now: int) -> None:
+        for query in queries:
+            if query.classes != self.classes:
+                raise errors.BadConfig(
+                    f"question {query.id!r} has {query.classes} classes, Noisy was made for {self.classes}"
+                )
+        super().ask(queries, now)
+
+    def answers(self, now: int) -> dict[str, Answer]:
+        return {name: self._distort(name, answer) for name, answer in self.annotator.answers(now).items()}
+
+    def _distort(self, query_id: str, answer: Answer) -> Answer:
+        generator = _generator(self.seed, "noisy", query_id)
+        if not isinstance(answer.label, int) or generator.random() >= self.rate:
+            return answer
+        return replace(answer, label=(answer.label + int(generator.integers(1, self.classes))) % self.classes)
