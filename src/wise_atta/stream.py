@@ -90,7 +90,7 @@ GRADUAL = (1, 2, 3, 4, 5, 4, 3, 2, 1)
 
 @dataclass(frozen=True)
 class Plan:
-    """Which sample arrives when: number `index[i]` of domain `domain[i]`; batch t is `starts[t]` up to `starts[t + 1]`."""
+    """Which sample arrives when: number `index[i]` of domain `domain[i]`; batch t begins at `starts[t]`."""
 
     domain: NDArray[np.int64]
     index: NDArray[np.int64]
@@ -151,8 +151,8 @@ def arrange(
 ) -> Plan:
     """Lay out a stream over domains.
 
-    A domain's order is drawn from (seed, its name, how often that name was visited before), so it does not depend on the
-    other domains of the stream.
+    A domain's order is drawn from (seed, its name, how often that name was visited before), so it does not depend on
+    the other domains of the stream.
 
     Parameters
     ----------
