@@ -50,7 +50,7 @@ docs: $(VENV)/.installed-dev
 
 clean:
 	rm -rf site dist demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
-	find src tests benchmarks docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path './$(VENV)' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.installed-%: pyproject.toml | $(BIN)/pip
 	@echo "Installing wise-atta[$*] into $(VENV). PyTorch is large: the first time takes some minutes."
