@@ -1,1 +1,33 @@
-"""Budgeted active test-time adaptation."""
+"""Budgeted active test-time adaptation: a deployed classifier adapts while it predicts and asks for few labels."""
+
+from wise_atta import errors, how, methods, signals, what, when, who
+from wise_atta.adapter import Adapter, Prediction, Step
+from wise_atta.anchor import Anchor
+from wise_atta.model import Classifier
+from wise_atta.stream import Batch, Stream
+from wise_atta.who import CANT_TELL, SKIP, Answer, Query
+from wise_atta.wrap import adapt
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CANT_TELL",
+    "SKIP",
+    "Adapter",
+    "Anchor",
+    "Answer",
+    "Batch",
+    "Classifier",
+    "Prediction",
+    "Query",
+    "Step",
+    "Stream",
+    "adapt",
+    "errors",
+    "how",
+    "methods",
+    "signals",
+    "what",
+    "when",
+    "who",
+]

@@ -195,7 +195,7 @@ class Classifier:
         Normalisation of pictures in [0, 1], one number a channel, applied before the model.
     prior
         For ``"mixed"``: how many samples the source statistics are worth.
-    momentum
+    ema_weight
         For ``"ema"``: the weight of a new batch.
     """
 
@@ -210,18 +210,18 @@ class Classifier:
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         prior: int = 16,
-        momentum: float = 0.1,
+        ema_weight: float = 0.1,
     ) -> None:
         if statistics not in get_args(StatisticsMode):
             raise errors.unknown("statistics", statistics, get_args(StatisticsMode))
         if (mean is None) != (std is None):
             raise errors.BadConfig("give both mean and std, or neither")
-        if prior < 0 or not 0 < momentum <= 1:
-            raise errors.BadConfig(f"prior must be ≥ 0 and momentum in (0, 1], not {prior} and {momentum}")
+        if prior < 0 or not 0 < ema_weight <= 1:
+            raise errors.BadConfig(f"prior must be ≥ 0 and ema_weight in (0, 1], not {prior} and {ema_weight}")
         self.model = _unwrap(model)
         self.statistics: StatisticsMode = statistics
         self.prior = prior
-        self.momentum = momentum
+        self.ema_weight = ema_weight
         self.head_name = _find_head(self.model) if head is None else _check_head(self.model, head)
         self.classes = None if classes is None else torch.as_tensor(list(classes), dtype=torch.long)
         self._normal = None if mean is None or std is None else (torch.tensor(mean), torch.tensor(std))
@@ -491,7 +491,7 @@ class Classifier:
             self._use(replica, scratch)
             if self.statistics == "ema":
                 assert self.running is not None
-                before, weight = self.running, self.momentum
+                before, weight = self.running, self.ema_weight
             else:
                 before, weight = self._source_statistics(), count / (count + self.prior)
             with _hooked(replica.norms, _Blend(self._pairs(before), weight)):
@@ -510,7 +510,10 @@ class Classifier:
         return torch.zeros(2 * sum(self._channels), dtype=self.dtype, device=self.device)
 
     def _pairs(self, values: Tensor) -> list[tuple[Tensor, Tensor]]:
-        parts = torch.split_with_sizes(values, [c for channels in self._channels for c in (channels, channels)])
+        sizes = [c for channels in self._channels for c in (channels, channels)]
+        # `.data` gives each view a version counter of its own: a later layer's write must not look to autograd like a
+        # change of what an earlier layer saved.
+        parts = [part.data for part in torch.split_with_sizes(values, sizes)]
         return list(zip(parts[::2], parts[1::2], strict=True))
 
     def _use(self, replica: _Replica, values: Tensor, training: bool = False) -> None:

@@ -34,7 +34,8 @@ def margin(logits: Tensor) -> Tensor:
 
 def drift(logits: Tensor, anchor_logits: Tensor) -> Tensor:
     """‖p − p̄‖₂ between the current model and the anchor (section 3.2)."""
-    return torch.linalg.vector_norm(logits.softmax(dim=1) - anchor_logits.softmax(dim=1), dim=1)
+    distance: Tensor = torch.linalg.vector_norm(logits.softmax(dim=1) - anchor_logits.softmax(dim=1), dim=1)
+    return distance
 
 
 def cosine_to(mean_probs: Tensor, probs: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ class View:
     ----------
     number
         Which batch of the stream this is, from 1.
+    age
+        How many batches the model has seen since it started or was reset, this one included.
     logits, features
         What the one forward gave: [n, C] and [n, d].
     head
@@ -32,8 +34,10 @@ class View:
         features: Tensor,
         head: Callable[[Tensor], Tensor],
         anchor: Callable[[], Tensor],
+        age: int | None = None,
     ) -> None:
         self.number = number
+        self.age = number if age is None else age
         self.logits = logits
         self.features = features
         self.head = head

@@ -1,4 +1,4 @@
-"""Which labels are learned now? Those of this batch, read off its forward, and late ones, each by a forward of its own."""
+"""Which labels are learned now? Those of this batch, read off its forward, and late ones, each by its own forward."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ class TwoStep(Update):
         Which tensors the first step moves.
     supervise_norm
         False keeps supervision off the norm tensors: they follow L_ent alone.
-    head
+    train_head
         What the second step moves: the ``"full"`` head, its ``"bias"``, or ``"none"``.
     block
         A part of the network that takes the second step instead of the head (appendix on layers).
@@ -57,14 +57,14 @@ class TwoStep(Update):
         objective: Objective | None = None,
         norm: Spec = "norm",
         supervise_norm: bool = True,
-        head: Head = "full",
+        train_head: Head = "full",
         block: Spec | None = None,
         only_selected: bool = False,
         momentum: float = 0.9,
         nesterov: bool = True,
     ) -> None:
-        if head not in ("full", "bias", "none"):
-            raise errors.unknown("head", head, ("full", "bias", "none"))
+        if train_head not in get_args(Head):
+            raise errors.unknown("train_head", train_head, get_args(Head))
         if min(lambda_sup, lambda_ent, lambda_head) < 0:
             raise errors.BadConfig("the weights of the losses must be at least 0")
         self.lr = lr
@@ -74,7 +74,7 @@ class TwoStep(Update):
         self.lambda_head = lambda_head
         self.objective = Entropy(below=0.4) if objective is None else objective
         self.supervise_norm = supervise_norm
-        self.head: Head = head
+        self.train_head: Head = train_head
         self.block = block
         self.only_selected = only_selected
         self.momentum = momentum
@@ -82,8 +82,8 @@ class TwoStep(Update):
         self.adapts = {"norm": norm}
         if block is not None:
             self.adapts["second"] = block
-        elif head != "none":
-            self.adapts["second"] = _HEADS[head]
+        elif train_head != "none":
+            self.adapts["second"] = _HEADS[train_head]
 
     def make_optimizer(self, model: Classifier) -> Optimizer:
         return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
@@ -114,7 +114,7 @@ class TwoStep(Update):
             self.optimizer.step(model.gradients(loss, forward.version, ["norm"]))
         if self.block is not None:
             self.optimizer.step(by_block, lr=self.head_lr)
-        elif self.head != "none":
+        elif self.train_head != "none":
             with torch.enable_grad():
                 head_loss = self.lambda_head * labels.loss(model.head(features.detach()))
             self.optimizer.step(model.gradients(head_loss, model.live, ["second"], head=True), lr=self.head_lr)
@@ -135,7 +135,7 @@ class TwoStep(Update):
         return (
             f"TwoStep(lr={self.lr}, head_lr={self.head_lr}, lambda_sup={self.lambda_sup}, "
             f"lambda_ent={self.lambda_ent}, objective={self.objective!r}, norm={self.adapts['norm']!r}, "
-            f"supervise_norm={self.supervise_norm}, head={self.head!r}, block={self.block!r}, "
+            f"supervise_norm={self.supervise_norm}, train_head={self.train_head!r}, block={self.block!r}, "
             f"only_selected={self.only_selected})"
         )
 
@@ -203,7 +203,8 @@ class PublishedTwoStep(Update):
 
     def _step(self, loss: Tensor, forward: Forward, groups: tuple[str, ...], lr: float) -> None:
         self.optimizer.step(self.model.gradients(loss, forward.version, groups), lr=lr)
-        self.anchor.follow(self.model.live)
+        if self.anchor is not None:
+            self.anchor.follow(self.model.live)
 
     def __repr__(self) -> str:
         return (

@@ -33,7 +33,7 @@ class Update:
     only_selected: bool = False
     moves_anchor: bool = False
 
-    def start(self, model: Classifier, anchor: Anchor) -> None:
+    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
         """Take charge of a classifier whose tensors are at the source."""
         self.model = model
         self.anchor = anchor

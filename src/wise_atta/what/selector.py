@@ -18,8 +18,8 @@ class Selector:
     Parameters
     ----------
     balance
-        EATTA's rule: pass over classes (as predicted) asked for in the batch before, unless the sample's score beats the
-        score that class was last asked for with.
+        EATTA's rule: pass over classes (as predicted) asked for just before, unless the sample's score beats the score
+        that class was last asked for with.
     seed
         For ties, and for selectors that draw.
     """
@@ -90,7 +90,7 @@ class Drift(Selector):
         self._start = Perturbation(seed=seed)
 
     def scores(self, view: View) -> Tensor:
-        return self._start.scores(view) if view.number <= self.first else view.drift
+        return self._start.scores(view) if view.age <= self.first else view.drift
 
     def __repr__(self) -> str:
         return f"Drift(first={self.first}, balance={self.balance}, seed={self.seed})"

@@ -1,0 +1,575 @@
+"""The loop that every method follows: predict, ask, learn."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import Tensor, nn
+
+from wise_atta import errors
+from wise_atta.anchor import Anchor
+from wise_atta.how import Labels, Late, Update
+from wise_atta.model import Classifier, Forward, Statistics, Work
+from wise_atta.stream import Batch, Inputs, leaves, tree_map
+from wise_atta.view import View
+from wise_atta.what import Drift, Selector
+from wise_atta.when import Count, Decision, Never, Policy, Utility
+from wise_atta.who import Annotator, Answered, AnswerLike, Counts, Desk, Query, as_batch
+
+Context: TypeAlias = Literal["own", "current", "source"]
+_VERSION = 1
+
+
+@dataclass(eq=False)
+class Prediction:
+    """What `predict` gives. It owns its forward; `learn` consumes it once.
+
+    Attributes
+    ----------
+    logits
+        [n, C], computed before any update on this batch, detached.
+    queries
+        The questions about this batch, at most what the budget allows; often empty.
+    utility
+        The batch's score, or NaN if none was computed.
+    spent, allowed
+        Labels asked for so far, and how many could have been.
+    """
+
+    logits: Tensor
+    queries: list[Query] = field(default_factory=list)
+    utility: float = float("nan")
+    spent: int = 0
+    allowed: float = 0
+    number: int = 0
+    view: View | None = field(default=None, repr=False)
+    _inputs: Inputs | None = field(default=None, repr=False)
+    _forward: Forward | None = field(default=None, repr=False)
+    _owner: Adapter | None = field(default=None, repr=False)
+    _decision: Decision = field(default_factory=Decision, repr=False)
+    _learned: bool = field(default=False, repr=False)
+    _seconds: float = field(default=0.0, repr=False)
+    _work: Work = field(default_factory=Work, repr=False)
+
+    def __len__(self) -> int:
+        return len(self.logits)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What happened with one batch, for records and callbacks. Losses are tensors, read only by who wants them."""
+
+    number: int
+    samples: int
+    utility: float
+    threshold: float
+    rate: float
+    debt: float
+    asked: tuple[str, ...]
+    learned: tuple[str, ...]
+    late: int
+    expired: tuple[str, ...]
+    spent: int
+    allowed: float
+    counts: Counts
+    losses: Mapping[str, Tensor]
+    work: Work
+    seconds: float
+
+
+class Adapter:
+    """A classifier that adapts while it predicts and asks for few labels.
+
+    Most people make one with `wise_atta.adapt`; this is the loop under it, with its parts given one by one.
+
+    Parameters
+    ----------
+    classifier
+        The model, laid out for the tensors that `update` adapts.
+    update
+        How it learns.
+    policy, utility
+        When it asks: who decides, and the score that the decision is made on.
+    selector, labels
+        What it asks: which samples of a selected batch, and how many at most.
+    annotator
+        Who answers, for `step`. With `predict` and `learn` the caller does.
+    anchor
+        The slow copy that drift is measured against; made if a part needs it.
+    context
+        How a late label's sample is normalised in BatchNorm nets: with the statistics of its ``"own"`` batch, of the
+        ``"current"`` batch, or of the ``"source"``.
+    expires_after
+        Number of batches after which an open question is dropped; None keeps it open.
+    shadow
+        Adapt, but answer with the source model.
+    """
+
+    def __init__(
+        self,
+        classifier: Classifier,
+        update: Update,
+        *,
+        policy: Policy | None = None,
+        utility: Utility | None = None,
+        selector: Selector | None = None,
+        labels: int = 1,
+        annotator: Annotator | None = None,
+        anchor: Anchor | None = None,
+        context: Context = "own",
+        expires_after: int | None = None,
+        shadow: bool = False,
+    ) -> None:
+        if context not in get_args(Context):
+            raise errors.unknown("context", context, get_args(Context))
+        if labels < 1:
+            raise errors.BadConfig(f"labels (a batch) must be at least 1, not {labels}")
+        self.classifier = classifier
+        self.update = update
+        self.policy = Never() if policy is None else policy
+        self.utility = Count() if utility is None else utility
+        self.selector = Drift() if selector is None else selector
+        self.labels = labels
+        self.annotator = annotator
+        self.context: Context = context
+        self.expires_after = expires_after
+        self.shadow = shadow
+        asks = not isinstance(self.policy, Never)
+        if anchor is None and asks and (self.utility.needs_anchor or self.selector.needs_anchor):
+            anchor = Anchor()
+        self.anchor = anchor
+        if anchor is not None:
+            anchor.start(classifier.live)
+        update.start(classifier, anchor)
+        self._asks = asks
+        self._number = 0
+        self._age = 0
+        self._frozen = False
+        self._desk: Desk | None = None
+        self._latest: Prediction | None = None
+        self._callbacks: list[Callable[[Step], None]] = []
+        self._lock = threading.RLock()
+
+    # -- predict ------------------------------------------------------------------------------------------------
+
+    def predict(self, x: Inputs | Batch, *, ask: bool = True, learn: bool = True) -> Prediction:
+        """Predict on a batch and decide whether, and about what, to ask.
+
+        Parameters
+        ----------
+        x
+            A tensor [n, …], a tree of tensors, or a `Batch`.
+        ask
+            Whether questions may be asked about it.
+        learn
+            Whether `learn` will follow. With both False this is plain inference: nothing changes, and other threads may
+            do the same at the same time.
+        """
+        batch = x if isinstance(x, Batch) else Batch(x)
+        count = self.classifier.check(batch.inputs)
+        learn = learn and not self._frozen
+        ask = ask and not self._frozen and self._asks
+        if not (ask or learn):
+            with torch.inference_mode(False), torch.no_grad():
+                return self._infer(batch)
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            return self._predict(batch, count, ask, learn)
+
+    def _infer(self, batch: Batch) -> Prediction:
+        forward = self._answering(batch.inputs)
+        logits = forward.logits if self.shadow else self.update.output(forward)
+        self._require_finite(batch.inputs, logits, bool(_all_finite(batch.inputs, forward.logits)))
+        return Prediction(logits, spent=self.policy.spent, allowed=self.policy.allowed)
+
+    def _predict(self, batch: Batch, count: int, ask: bool, learn: bool) -> Prediction:
+        began, work = time.perf_counter(), replace(self.classifier.work)
+        graph = learn and self.update.needs_graph and not self.update.only_selected
+        forward = self.classifier.forward(batch.inputs, grad=graph)
+        logits = forward.logits.detach()
+        number = self._number + 1
+        view = self._view(number, forward)
+        # The one copy to the host of this batch: the score and whether all is finite.
+        finite = _all_finite(batch.inputs, logits)
+        if ask:
+            score, all_finite = torch.stack([self.utility(view).double(), finite.double()]).tolist()
+        else:
+            score, all_finite = float("nan"), finite.item()
+        self._require_finite(batch.inputs, logits, bool(all_finite))
+        scored = self._answering(batch.inputs).logits if self.shadow else self.update.output(forward)
+
+        queries: list[Query] = []
+        if ask:
+            want = min(self.labels, count)
+            granted = self.policy.decide(score, want=want, samples=count)
+            try:
+                rows = self.selector.pick(view, granted) if granted else []
+                queries = [Query.of(batch, number, row, logits) for row in rows]
+                self._ask(queries, forward, logits.shape[1])
+                if self.annotator is not None and self.annotator.cost == 0:
+                    self.policy.refund(granted)
+            except BaseException:
+                self.policy.undo()
+                raise
+        self._number = number
+        self._age += 1
+        self._drop_graph()
+        out = Prediction(
+            logits=scored,
+            queries=queries,
+            utility=score,
+            spent=self.policy.spent,
+            allowed=self.policy.allowed,
+            number=number,
+            view=view,
+        )
+        if learn:
+            out._inputs, out._forward, out._owner = batch.inputs, forward, self
+            self._latest = out
+        if ask:
+            out._decision = self.policy.last
+        out._work = self.classifier.work - work
+        out._seconds = time.perf_counter() - began
+        return out
+
+    def _view(self, number: int, forward: Forward) -> View:
+        # The closures must not hold the forward: a view may outlive its graph.
+        inputs, version = forward.inputs, forward.version
+
+        def anchor_logits() -> Tensor:
+            if self.anchor is None:
+                raise errors.BadConfig("drift needs an anchor: give the adapter anchor=Anchor()")
+            return self.classifier.forward(inputs, version=self.anchor.version).logits
+
+        return View(
+            number,
+            forward.logits.detach(),
+            forward.features.detach(),
+            head=lambda features: self.classifier.head(features, version),
+            anchor=anchor_logits,
+            age=self._age + 1,
+        )
+
+    def _answering(self, inputs: Inputs) -> Forward:
+        if self.shadow:
+            return self.classifier.forward(inputs, version=self.classifier.source(), statistics="source")
+        return self.classifier.forward(inputs)
+
+    def _ask(self, queries: Sequence[Query], forward: Forward, classes: int) -> None:
+        if self._desk is None:
+            self._desk = Desk(classes, expires_after=self.expires_after)
+        if queries:
+            used = forward.statistics if self.context == "own" else None
+            context = None if used is None else {"values": used.values, "batch": used.batch}
+            self._desk.ask(queries, [context] * len(queries))
+
+    def _drop_graph(self) -> None:
+        """At most one graph is alive: an older prediction keeps its input, and `learn` repeats its forward."""
+        if self._latest is not None:
+            self._latest._forward = None
+            self._latest = None
+
+    def _require_finite(self, inputs: Inputs, logits: Tensor, finite: bool) -> None:
+        if finite:
+            return
+        if not all(bool(leaf.isfinite().all()) for leaf in leaves(inputs) if leaf.is_floating_point()):
+            raise errors.NotFinite("the inputs hold NaN or Inf: clean them before they reach the model")
+        raise errors.NotFinite(
+            "the logits hold NaN or Inf although the inputs do not: if the source model is sound, the adapted tensors "
+            "have diverged; call reset() and lower the learning rate"
+        )
+
+    # -- learn --------------------------------------------------------------------------------------------------
+
+    def learn(self, out: Prediction, answers: Mapping[str, AnswerLike] | None = None) -> Step:
+        """Learn from a prediction's batch, and from whatever labels have arrived, for any batch.
+
+        Parameters
+        ----------
+        out
+            What `predict` gave, used once.
+        answers
+            Question id → class, `Answer`, `CANT_TELL`, `SKIP`, or None for "not yet".
+        """
+        with self._lock, torch.inference_mode(False), torch.enable_grad():
+            return self._learn(out, {} if answers is None else answers)
+
+    def _learn(self, out: Prediction, answers: Mapping[str, AnswerLike]) -> Step:
+        began, work = time.perf_counter(), replace(self.classifier.work)
+        if out._learned:
+            raise errors.AlreadyLearned(f"batch {out.number} was learned already: call predict again for a new batch")
+        if out._owner is not self and not (self._frozen and out._owner is None):
+            raise errors.BadInput("this prediction cannot be learned: it came from plain inference or another adapter")
+        new = self._checked(answers)
+        todo = [*self._pending(), *new]
+        updates = not self._frozen and (not self.update.only_selected or bool(out.queries) or bool(todo))
+        losses: dict[str, Tensor] = {}
+        forward = out._forward
+        if updates:
+            assert out._inputs is not None
+            if forward is None or (self.update.needs_graph and not forward.logits.requires_grad):
+                forward = self.classifier.forward(out._inputs, grad=self.update.needs_graph)
+            losses = self.update.learn(forward, self._labels(out, forward, todo))
+        if forward is not None and not self._frozen:
+            self.classifier.commit(forward)
+        if self.anchor is not None and updates and not self.update.moves_anchor:
+            self.anchor.follow(self.classifier.live)
+        expired = self._settle(answers, [item.id for item in todo] if updates else [])
+        out._inputs = out._forward = out._owner = None
+        out._learned = True
+        if self._latest is out:
+            self._latest = None
+        last = out._decision
+        done = self.classifier.work - work
+        step = Step(
+            number=out.number,
+            samples=len(out),
+            utility=out.utility,
+            threshold=last.threshold,
+            rate=last.rate,
+            debt=last.debt,
+            asked=tuple(query.id for query in out.queries),
+            learned=tuple(item.id for item in todo) if updates else (),
+            late=sum(item.query.batch != out.number for item in todo) if updates else 0,
+            expired=tuple(expired),
+            spent=self.policy.spent,
+            allowed=self.policy.allowed,
+            counts=self.counts,
+            losses=losses,
+            work=Work(
+                done.forwards + out._work.forwards,
+                done.gradient_forwards + out._work.gradient_forwards,
+                done.backwards + out._work.backwards,
+            ),
+            seconds=out._seconds + time.perf_counter() - began,
+        )
+        for callback in self._callbacks:
+            callback(step)
+        return step
+
+    def _labels(self, out: Prediction, forward: Forward, todo: Sequence[Answered]) -> Labels:
+        prompt = [item for item in todo if item.query.batch == out.number]
+        late = [item for item in todo if item.query.batch != out.number]
+        return Labels(
+            rows=[item.query.index for item in prompt],
+            labels=[item.label for item in prompt],
+            weights=[item.answer.weight for item in prompt],
+            late=[self._late(item, forward) for item in late],
+        )
+
+    def _late(self, item: Answered, forward: Forward) -> Late:
+        inputs = tree_map(lambda leaf: leaf.to(self.classifier.device), as_batch(item.query))
+        statistics: Statistics | Literal["source"] | None
+        if self.context == "source":
+            statistics = "source"
+        elif self.context == "own" and item.context is not None:
+            values = item.context["values"].to(self.classifier.device)
+            statistics = Statistics(values, item.context["batch"])
+        else:
+            statistics = forward.statistics
+        return Late(inputs, item.label, item.answer.weight, statistics)
+
+    def _checked(self, answers: Mapping[str, AnswerLike]) -> list[Answered]:
+        if self._desk is not None:
+            return self._desk.check(answers)
+        if answers:
+            raise errors.UnknownQuery(f"question {next(iter(answers))!r} was never asked: no question was asked yet")
+        return []
+
+    def _pending(self) -> list[Answered]:
+        return [] if self._desk is None else self._desk.pending
+
+    def _settle(self, answers: Mapping[str, AnswerLike], learned: Sequence[str]) -> list[str]:
+        if self._desk is None:
+            return []
+        self._desk.answer(answers)
+        self._desk.learned(learned)
+        expired, unseen = self._desk.expire(self._number)
+        if unseen:
+            self.policy.refund(unseen)
+        return expired
+
+    def answer(self, answers: Mapping[str, AnswerLike]) -> None:
+        """Record answers without a batch at hand. Their labels are learned with the next `learn`."""
+        with self._lock:
+            self._checked(answers)
+            if self._desk is not None:
+                self._desk.answer(answers)
+
+    def show(self, ids: Sequence[str]) -> None:
+        """Note that somebody has seen these questions: they stay charged even if they expire."""
+        with self._lock:
+            if self._desk is not None:
+                self._desk.show(ids)
+            elif ids:
+                raise errors.UnknownQuery(f"question {ids[0]!r} was never asked: no question was asked yet")
+
+    def step(self, x: Inputs | Batch) -> Prediction:
+        """Predict on a batch, hand its questions to the annotator, and learn from what has been answered."""
+        if self.annotator is None and self._asks:
+            raise errors.BadConfig("step needs an annotator to answer: give one, or use predict and learn")
+        with self._lock:
+            out = self.predict(x)
+            answers: Mapping[str, AnswerLike] = {}
+            if self.annotator is not None:
+                self.annotator.ask(out.queries, self._number)
+                self.annotator.withdraw([] if self._desk is None else self._desk.overdue(self._number), self._number)
+                answers = self.annotator.answers(self._number)
+                self.show(self.annotator.shown(self._number))
+            self.learn(out, answers)
+            return out
+
+    # -- looking at it ------------------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> Counts:
+        """How many questions were asked, shown, answered, learned, not tellable and expired."""
+        return Counts() if self._desk is None else self._desk.counts
+
+    @property
+    def open(self) -> list[Query]:
+        """Questions that wait for an answer, oldest first."""
+        return [] if self._desk is None else self._desk.open
+
+    @property
+    def number(self) -> int:
+        """How many batches it has seen."""
+        return self._number
+
+    def on_step(self, callback: Callable[[Step], None]) -> None:
+        """Call `callback(step)` after every `learn`."""
+        self._callbacks.append(callback)
+
+    def __repr__(self) -> str:
+        parts = ", ".join(
+            f"{name}={getattr(self, name)!r}" for name in ("classifier", "policy", "utility", "selector", "update")
+        )
+        return f"Adapter({parts})"
+
+    # -- steering it --------------------------------------------------------------------------------------------
+
+    def freeze(self, frozen: bool = True) -> None:
+        """Stop asking and learning (or go on). Answers that arrive meanwhile are kept and learned later."""
+        with self._lock:
+            self._frozen = frozen
+
+    def export(self) -> nn.Module:
+        """A plain `nn.Module` with the adapted weights, for the same inputs as the original."""
+        with self._lock:
+            return self.classifier.export()
+
+    def reset(self, *, model: bool = True, policy: bool = False, account: bool = False) -> None:
+        """Return to the source.
+
+        Parameters
+        ----------
+        model
+            Tensors, anchor, optimizer and running quantities.
+        policy
+            What the policy remembers of past scores.
+        account
+            The labels spent and earned, and with them every open question.
+        """
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            if model:
+                self.update.reset()
+                self.classifier.reset_statistics()
+                self._drop_graph()
+            self.restart(policy=policy, account=account)
+
+    def restart(self, *, policy: bool = True, account: bool = True) -> None:
+        """Let anchor and selector begin anew at the current tensors, as the published code does at a new domain."""
+        with self._lock:
+            self._age = 0
+            self.selector.reset()
+            if self.anchor is not None:
+                self.anchor.start(self.classifier.live)
+            self.policy.reset(history=policy, account=account)
+            if account and self._desk is not None:
+                self._desk.reset()
+                if self.annotator is not None:
+                    self.annotator.reset()
+
+    # -- keeping it ---------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on to the same bits: about three times the adapted tensors, never the model."""
+        with self._lock:
+            running = self.classifier.running
+            return {
+                "version": _VERSION,
+                "model": self.classifier.fingerprint(),
+                "parts": self._parts(),
+                "number": self._number,
+                "age": self._age,
+                "frozen": self._frozen,
+                "update": self.update.state_dict(),
+                "anchor": None if self.anchor is None else self.anchor.state_dict(),
+                "running": None if running is None else running.detach().cpu().clone(),
+                "policy": self.policy.state_dict(),
+                "selector": self.selector.state_dict(),
+                "desk": None if self._desk is None else self._desk.state_dict(),
+                "annotator": None if self.annotator is None else self.annotator.state_dict(),
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a saved state. A state of another model, method or version is refused and changes nothing."""
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            self._check_state(state)
+            before = self.state_dict()
+            try:
+                self._load(state)
+            except Exception as error:
+                self._load(before)
+                if isinstance(error, errors.WiseAttaError):
+                    raise
+                raise errors.StateMismatch(f"the state could not be read: {error!r}") from error
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        if state.get("version") != _VERSION:
+            raise errors.StateMismatch(
+                f"the state is of version {state.get('version')!r}, this is version {_VERSION}: save it again with the "
+                "release that wrote it, or start from the source"
+            )
+        if state.get("parts") != self._parts():
+            raise errors.StateMismatch(f"the state is of {state.get('parts')}, this adapter is {self._parts()}")
+        theirs, own = state.get("model", {}), self.classifier.fingerprint()
+        if theirs != own:
+            differs = sorted(key for key in own if theirs.get(key) != own[key])
+            raise errors.StateMismatch(
+                f"the state belongs to another model: {', '.join(differs)} of the adapted tensors differ. "
+                "Load it into an adapter of the same model and weights"
+            )
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        if state["desk"] is None:
+            self._desk = None
+        else:
+            self._desk = Desk(state["desk"]["classes"], expires_after=self.expires_after)
+            self._desk.load_state_dict(state["desk"])
+        self.policy.load_state_dict(state["policy"])
+        self.selector.load_state_dict(state["selector"])
+        if self.annotator is not None and state["annotator"] is not None:
+            self.annotator.load_state_dict(state["annotator"])
+        if self.anchor is not None and state["anchor"] is not None:
+            self.anchor.load_state_dict(state["anchor"])
+        if state["running"] is not None:
+            self.classifier.running = state["running"].to(self.classifier.device)
+        self._number, self._age, self._frozen = state["number"], state["age"], state["frozen"]
+        self.update.load_state_dict(state["update"])
+        self._drop_graph()
+
+    def _parts(self) -> dict[str, str]:
+        return {name: type(getattr(self, name)).__name__ for name in ("update", "policy", "utility", "selector")}
+
+
+def _all_finite(inputs: Inputs, logits: Tensor) -> Tensor:
+    finite = logits.isfinite().all()
+    for leaf in leaves(inputs):
+        if leaf.is_floating_point():
+            finite = finite & leaf.isfinite().all()
+    return finite

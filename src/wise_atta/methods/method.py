@@ -1,0 +1,65 @@
+"""What is a method? A composition of when, what and how, and a name."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+from wise_atta import errors, when
+from wise_atta.anchor import Anchor
+from wise_atta.how import Update
+from wise_atta.model import StatisticsMode
+from wise_atta.what import Drift, Selector
+from wise_atta.when import Count, Never, Policy, Utility
+
+
+@dataclass(frozen=True)
+class Method:
+    """The parts that `wise_atta.adapt` puts around a model.
+
+    Parameters
+    ----------
+    name
+        What it is called in tables.
+    update
+        How it learns, and so which tensors adapt.
+    policy, utility
+        When it asks.
+    selector, labels
+        What it asks, and at most how many a batch.
+    statistics
+        What its BatchNorm layers normalise with.
+    anchor
+        The slow copy, if a part needs one.
+    restarts
+        Whether anchor, history and budget begin anew at a new domain, as in the paper's published code.
+    """
+
+    name: str
+    update: Update
+    policy: Policy = field(default_factory=Never)
+    utility: Utility = field(default_factory=Count)
+    selector: Selector = field(default_factory=Drift)
+    labels: int = 1
+    statistics: StatisticsMode = "batch"
+    anchor: Anchor | None = None
+    restarts: bool = False
+
+
+def make_policy(policy: str | Policy, *, ratio: float, seed: int, **options: Any) -> Policy:
+    """A policy by name, given what it takes of ratio and seed; or an object as it is. None means not given.
+
+    >>> make_policy("uniform", ratio=0.5, seed=0)
+    Uniform(ratio=0.5, total=None, per='batch')
+    """
+    options = {name: value for name, value in options.items() if value is not None}
+    if isinstance(policy, Policy):
+        if options:
+            raise errors.BadConfig(f"{', '.join(options)}: give these to the policy object itself")
+        return policy
+    if policy not in when.POLICIES:
+        raise errors.unknown("policy", policy, when.POLICIES)
+    takes = inspect.signature(when.POLICIES[policy]).parameters
+    shared = {name: value for name, value in {"ratio": ratio, "seed": seed}.items() if name in takes}
+    return when.policy(policy, **(shared | options))

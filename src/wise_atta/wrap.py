@@ -1,0 +1,55 @@
+"""How does someone with a model start? One call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from wise_atta import errors, methods
+from wise_atta.adapter import Adapter
+from wise_atta.methods import Method
+from wise_atta.model import Classifier
+
+_CLASSIFIER = ("head", "classes", "mean", "std", "prior", "ema_weight", "statistics")
+_ADAPTER = ("annotator", "context", "expires_after", "shadow")
+
+
+def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Adapter:
+    """Wrap a classifier so that it adapts while it predicts.
+
+    Parameters
+    ----------
+    model
+        Any classifier. It is never changed.
+    method
+        The name of a method, or one made by hand.
+    options
+        Shared out by name: `head`, `classes`, `mean`, `std`, `statistics`, `prior`, `ema_weight` to the `Classifier`;
+        `annotator`, `context`, `expires_after`, `shadow` to the `Adapter`; the rest (`ratio`, `lr`, …) to the method.
+
+    Examples
+    --------
+    >>> import torch
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    >>> adapter = adapt(net, "wise", ratio=0.5)
+    >>> out = adapter.predict(torch.randn(16, 4, generator=torch.Generator().manual_seed(0)))
+    >>> step = adapter.learn(out, {query.id: 0 for query in out.queries})
+    """
+    wrapper = {name: options.pop(name) for name in _ADAPTER if name in options}
+    seen = {name: options.pop(name) for name in _CLASSIFIER if name in options}
+    if isinstance(method, str):
+        method = methods.get(method, **options)
+    elif options:
+        raise errors.BadConfig(f"{', '.join(options)}: give these to the method itself, it was made by hand")
+    classifier = Classifier(model, adapt=method.update.adapts, **({"statistics": method.statistics} | seen))
+    return Adapter(
+        classifier,
+        method.update,
+        policy=method.policy,
+        utility=method.utility,
+        selector=method.selector,
+        labels=method.labels,
+        anchor=method.anchor,
+        **wrapper,
+    )
