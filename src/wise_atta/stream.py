@@ -18,7 +18,7 @@ from wise_atta import errors, rng
 
 # One tensor, or a tree of tensors whose first dimension is the batch: a mapping is passed to the model as keyword
 # arguments, a sequence as positional ones.
-Inputs: TypeAlias = Union[Tensor, Mapping[str, "Inputs"], Sequence["Inputs"]]
+Inputs: TypeAlias = Union[Tensor, Mapping[str, "Inputs"], Sequence["Inputs"]]  # noqa: UP007  # a recursive alias
 
 
 @dataclass(frozen=True)
