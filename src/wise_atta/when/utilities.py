@@ -1,0 +1,183 @@
+"""How much is a batch worth a label? Six readings of one prediction; higher is more wanted.
+
+The paper names them (equation 2 and the appendix on utilities) but gives neither sign nor k for the last five. Here
+entropies count negatively, so that confident batches come first as they do under `Count`, and drifts count positively.
+`sign` turns that round. k is 8, an eighth of the paper's batch of 64, or the whole batch where it is smaller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from wise_atta import errors, signals
+from wise_atta.view import View
+
+Sign = Literal[1, -1]
+
+
+class Utility(Protocol):
+    """Anything that reads one number, a 0-dim tensor, off a view of a batch."""
+
+    @property
+    def needs_anchor(self) -> bool:
+        """Whether it costs the anchor's forward on every batch, selected or not."""
+        ...
+
+    def __call__(self, view: View) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many predictions are confident: #{i : H(p_i) < τ_ent} (equation 2).
+
+    Parameters
+    ----------
+    threshold_fraction
+        τ_ent as a fraction of ln C, the largest entropy there is.
+
+    Examples
+    --------
+    >>> from wise_atta.view import View
+    >>> logits = torch.tensor([[9.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    >>> Count()(View(1, logits, logits, head=lambda f: f, anchor=lambda: logits))
+    tensor(1.)
+    """
+
+    threshold_fraction: float = 0.4
+    needs_anchor: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold_fraction <= 1:
+            raise errors.BadConfig(
+                f"threshold_fraction={self.threshold_fraction} must lie in (0, 1]: it is a part of ln C"
+            )
+
+    def __call__(self, view: View) -> Tensor:
+        confident = view.entropy < signals.entropy_threshold(view.classes, self.threshold_fraction)
+        # Not in the dtype of the logits: half precision cannot count beyond a few hundred.
+        return confident.sum(dtype=torch.float32)
+
+
+@dataclass(frozen=True)
+class MeanEntropy:
+    """Mean entropy of the predictions.
+
+    Parameters
+    ----------
+    sign
+        −1: confident batches first. 1: unsure batches first.
+    """
+
+    sign: Sign = -1
+    needs_anchor: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check(self.sign)
+
+    def __call__(self, view: View) -> Tensor:
+        return self.sign * view.entropy.mean()
+
+
+@dataclass(frozen=True)
+class TopKEntropy:
+    """Mean entropy of the k least confident predictions.
+
+    Parameters
+    ----------
+    k
+        How many predictions count.
+    sign
+        −1: batches whose least confident predictions are confident come first. 1: the reverse.
+    """
+
+    k: int = 8
+    sign: Sign = -1
+    needs_anchor: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check(self.sign, self.k)
+
+    def __call__(self, view: View) -> Tensor:
+        return self.sign * _extreme(view.entropy, self.k)
+
+
+@dataclass(frozen=True)
+class LowKEntropy:
+    """Mean entropy of the k most confident predictions.
+
+    Parameters
+    ----------
+    k
+        How many predictions count.
+    sign
+        −1: batches with some very confident predictions come first. 1: the reverse.
+    """
+
+    k: int = 8
+    sign: Sign = -1
+    needs_anchor: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check(self.sign, self.k)
+
+    def __call__(self, view: View) -> Tensor:
+        return self.sign * _extreme(view.entropy, self.k, largest=False)
+
+
+@dataclass(frozen=True)
+class MeanDrift:
+    """Mean drift ‖p − p̄‖₂ of the predictions from the anchor's. Costs the anchor's forward on every batch.
+
+    Parameters
+    ----------
+    sign
+        1: batches on which the model has moved come first. −1: the reverse.
+    """
+
+    sign: Sign = 1
+    needs_anchor: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check(self.sign)
+
+    def __call__(self, view: View) -> Tensor:
+        return self.sign * view.drift.mean()
+
+
+@dataclass(frozen=True)
+class TopKDrift:
+    """Mean drift of the k predictions that moved most. Costs the anchor's forward on every batch.
+
+    Parameters
+    ----------
+    k
+        How many predictions count.
+    sign
+        1: batches with some predictions that moved far come first. −1: the reverse.
+    """
+
+    k: int = 8
+    sign: Sign = 1
+    needs_anchor: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check(self.sign, self.k)
+
+    def __call__(self, view: View) -> Tensor:
+        return self.sign * _extreme(view.drift, self.k)
+
+
+def _extreme(values: Tensor, k: int, largest: bool = True) -> Tensor:
+    """Mean of the k largest or smallest values."""
+    return values.topk(min(k, len(values)), largest=largest).values.mean()
+
+
+def _check(sign: int, k: int = 1) -> None:
+    if sign not in (1, -1):
+        raise errors.BadConfig(f"sign={sign!r} must be 1 or -1")
+    if k < 1:
+        raise errors.BadConfig(f"k={k!r} must be at least 1")
