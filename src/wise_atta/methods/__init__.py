@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +13,20 @@ from wise_atta.methods.source import source
 from wise_atta.methods.tent import tent
 from wise_atta.methods.wise import wise
 
-__all__ = ["METHODS", "Method", "bn", "get", "source", "tent", "wise"]
+__all__ = ["METHODS", "Method", "bn", "get", "options", "source", "tent", "wise"]
 
 METHODS: dict[str, Callable[..., Method]] = {"source": source, "bn": bn, "tent": tent, "wise": wise}
+
+
+def options(name: str) -> list[str]:
+    """The names of the options that a method takes.
+
+    >>> "lr" in options("tent"), "ratio" in options("tent")
+    (True, False)
+    """
+    if name not in METHODS:
+        raise errors.unknown("method", name, METHODS)
+    return list(inspect.signature(METHODS[name]).parameters)
 
 
 def get(name: str, **options: Any) -> Method:

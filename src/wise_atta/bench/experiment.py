@@ -1,0 +1,179 @@
+"""What is run? One small typed description: method, model, data, stream, budget, seed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+import pydantic
+import yaml
+
+import wise_atta
+from wise_atta import errors, methods, what, when
+from wise_atta.bench.record import read_json
+from wise_atta.data import StreamSpec
+
+# Fields that change where or how fast a run happens but not what is asked of it.
+_NOT_HASHED = frozenset({"workers", "tag"})
+
+
+class Experiment(pydantic.BaseModel):
+    """One run, described. The same description gives the same numbers.
+
+    Parameters
+    ----------
+    data, protocol, severity, batch, stream
+        The stream; `stream` takes every other option of `StreamSpec` (order, limit, domains, rounds, …).
+    model
+        A model by name, see `wise-atta train --help` and the models page.
+    method, options
+        A method by name, and its options.
+    policy, utility, selector, ratio, labels
+        When and what an active method asks: the batch policy, its score, the sample selector, labels a batch, and how
+        many a selected batch gets at most. None: the method's own.
+    exhaust
+        The fair-comparison rule: label all that remain once the rest of the budget covers them.
+    delay, noise, context, expires_after
+        Answers come so many batches late, and wrong with this probability; how late samples are normalised; when
+        questions expire.
+    statistics
+        What BatchNorm layers normalise with; None: the method's own.
+    seed
+        Of the method's randomness. The stream has its own seed in `stream`.
+    device, threads, deterministic
+        Where it runs: `cpu`, `cuda`, or `auto`.
+
+    Examples
+    --------
+    >>> one = Experiment(data="digits", model="wise_atta/digits_cnn@random", method="tent", options={"lr": 1e-3})
+    >>> Experiment.parse(one.model_dump()) == one
+    True
+    >>> Experiment.parse({"methd": "tent"})
+    Traceback (most recent call last):
+    wise_atta.errors.UnknownName: unknown field of an experiment 'methd'. Did you mean 'method'? Known: ...
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    data: str = "digits+c"
+    protocol: str = "ctta"
+    severity: int = pydantic.Field(5, ge=1, le=5)
+    batch: int = pydantic.Field(64, ge=1)
+    stream: dict[str, Any] = {}
+    model: str = "digits"
+    method: str = "wise"
+    options: dict[str, Any] = {}
+    policy: str | None = None
+    utility: str | None = None
+    selector: str | None = None
+    ratio: float | None = pydantic.Field(None, ge=0)
+    labels: int | None = pydantic.Field(None, ge=1)
+    exhaust: bool = False
+    delay: int = pydantic.Field(0, ge=0)
+    noise: float = pydantic.Field(0.0, ge=0, le=1)
+    context: Literal["own", "current", "source"] = "own"
+    expires_after: int | None = pydantic.Field(None, ge=0)
+    statistics: Literal["batch", "source", "mixed", "ema"] | None = None
+    seed: int = 0
+    device: str = "auto"
+    threads: int | None = pydantic.Field(None, ge=1)
+    deterministic: bool = True
+    workers: int | None = pydantic.Field(None, ge=0)
+    tag: str = ""
+
+    @pydantic.model_validator(mode="after")
+    def _known_names(self) -> Experiment:
+        known: list[tuple[str, str | None, Any]] = [
+            ("method", self.method, methods.METHODS),
+            ("policy", self.policy, when.POLICIES),
+            ("utility", self.utility, when.UTILITIES),
+            ("selector", self.selector, what.SELECTORS),
+        ]
+        for kind, name, names in known:
+            if name is not None and name not in names:
+                raise errors.unknown(kind, name, names)
+        self.spec()
+        return self
+
+    @classmethod
+    def parse(cls, content: dict[str, Any]) -> Experiment:
+        """An experiment from plain values; an error names the field."""
+        for name in content:
+            if name not in cls.model_fields:
+                raise errors.unknown("field of an experiment", str(name), cls.model_fields)
+        try:
+            return cls.model_validate(content)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise errors.BadConfig(f"experiment field {where!r}: {first['msg']}, got {first['input']!r}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> Experiment:
+        """An experiment from a YAML, TOML or JSON file, or from a run card."""
+        return cls.parse(read_mapping(path))
+
+    def spec(self) -> StreamSpec:
+        """The stream's own description."""
+        taken = {"data", "protocol", "severity", "batch", "delay"} & set(self.stream)
+        if taken:
+            raise errors.BadConfig(f"experiment field 'stream': {', '.join(sorted(taken))} are fields of their own")
+        return StreamSpec.from_dict(
+            {
+                **self.stream,
+                "data": self.data,
+                "protocol": self.protocol,
+                "severity": self.severity,
+                "batch": self.batch,
+                "delay": self.delay,
+            }
+        )
+
+    @property
+    def digest(self) -> str:
+        """What finished runs are found by: the description and the version of the package."""
+        content = {k: v for k, v in self.model_dump(mode="json").items() if k not in _NOT_HASHED}
+        text = json.dumps([content, wise_atta.__version__], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    @property
+    def name(self) -> str:
+        """A short name for tables and folders."""
+        parts = [self.method]
+        if self.policy:
+            parts.append(self.policy)
+        if self.selector:
+            parts.append(self.selector)
+        if self.ratio is not None:
+            parts.append(f"r{self.ratio:g}")
+        return "-".join([*parts, f"s{self.seed}"])
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The content of a YAML, TOML or JSON file; of a run card, the experiment in it."""
+    if path.is_dir():
+        path = path / "card.json"
+    if path.suffix == ".json":
+        content = read_json(path)
+        if "experiment" in content:
+            version = content.get("card_version", 0)
+            if version > CARD_VERSION:
+                raise errors.DataError(
+                    f"{path} is a card of version {version}, this release reads up to {CARD_VERSION}: update wise-atta"
+                )
+            content = content["experiment"]
+        return content
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise errors.DataError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise errors.DataError(f"{path} does not describe an experiment: a mapping of fields is needed")
+    return content
+
+
+CARD_VERSION = 1

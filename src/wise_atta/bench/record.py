@@ -1,0 +1,167 @@
+"""Where do a run's rows go? To an append-only log, and from there to Parquet at checkpoints.
+
+A folder of a run holds `card.json`, `steps.parquet`, `queries.parquet`, and while it runs the logs `steps.jsonl` and
+`queries.jsonl` and the state `checkpoint.pt`. Files that readers look at are written under another name and renamed, so
+that a kill at any moment leaves the old one or the new one, never half of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from wise_atta import errors
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file so that it is there whole or not at all."""
+    part = path.with_name(f"{path.name}.part-{os.getpid()}")
+    try:
+        write(part)
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        raise errors.DataError(f"{path} could not be written: {error}. Free space or choose another folder") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file, whole or not at all."""
+    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=True) + "\n"
+    replace_file(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file; an error names it."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise errors.DataError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise errors.DataError(f"{path} is not a JSON object")
+    return content
+
+
+def write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write rows as Parquet, whole or not at all. Columns are those that any row has, in order of appearance."""
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
+    replace_file(path, lambda part: parquet.write_table(table, part, compression="zstd"))
+
+
+def read_parquet(path: Path) -> list[dict[str, Any]]:
+    """Read rows back; a broken file is an error that names it."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise errors.DataError(f"{path} is not a readable Parquet file: {error}") from error
+    return rows
+
+
+class Log:
+    """An append-only file of JSON rows that can be cut back to where a checkpoint was made."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, Any]] = []
+        self._file = path.open("ab")
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        self.rows.append(dict(row))
+        self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+
+    def sync(self) -> int:
+        """Put everything on disk; the length in bytes, to cut back to."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def cut(self, length: int) -> None:
+        """Drop what was written after a checkpoint, and read the rest again."""
+        self._file.flush()
+        self._file.truncate(length)
+        self._file.seek(length)
+        self.rows = [json.loads(line) for line in self.path.read_bytes().splitlines()]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Folder:
+    """A run on disk: its logs, its checkpoint, its card."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self.steps = Log(path / "steps.jsonl")
+            self.queries = Log(path / "queries.jsonl")
+        except OSError as error:
+            raise errors.DataError(f"results folder {path} is not writable: {error}") from error
+
+    def restore(self) -> dict[str, Any] | None:
+        """The last checkpoint, with the logs cut back to it; None, with empty logs, if there is none."""
+        file = self.path / "checkpoint.pt"
+        if not file.exists():
+            self.steps.cut(0)
+            self.queries.cut(0)
+            return None
+        state: dict[str, Any] = torch.load(file, weights_only=True)
+        self.steps.cut(state["steps"])
+        self.queries.cut(state["queries"])
+        return state
+
+    def checkpoint(self, state: Mapping[str, Any]) -> None:
+        """Make this the moment to go on from, and show the rows so far."""
+        whole = {**state, "steps": self.steps.sync(), "queries": self.queries.sync()}
+        replace_file(self.path / "checkpoint.pt", lambda part: torch.save(whole, part))
+        self.show()
+
+    def show(self) -> None:
+        """Write the rows so far as Parquet."""
+        with contextlib.suppress(ImportError):
+            write_parquet(self.path / "steps.parquet", self.steps.rows)
+            write_parquet(self.path / "queries.parquet", self.queries.rows)
+
+    def finish(self, card: Mapping[str, Any]) -> None:
+        """The run is over: the card is written last, since it says so."""
+        self.steps.sync()
+        self.queries.sync()
+        self.show()
+        write_json(self.path / "card.json", card)
+        self.close()
+        for name in ("checkpoint.pt", "steps.jsonl", "queries.jsonl"):
+            if name == "checkpoint.pt" or (self.path / "steps.parquet").exists():
+                (self.path / name).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self.steps.close()
+        self.queries.close()
+
+
+@contextlib.contextmanager
+def claimed(path: Path) -> Iterator[None]:
+    """Hold a run's folder, so that two processes never write to it at once."""
+    import fcntl
+
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise errors.DataError(f"{path} is being written by another process: wait for it to end") from error
+        yield

@@ -1,0 +1,378 @@
+"""How is an experiment run? Batch by batch, scored before the update, recorded, resumable at any moment."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import wise_atta
+from wise_atta import errors, methods, when, who
+from wise_atta.adapter import Adapter, Prediction, Step
+from wise_atta.bench.experiment import CARD_VERSION, Experiment
+from wise_atta.bench.record import Folder, claimed, read_json
+from wise_atta.data import StreamSpec, models, open_stream, picture_of
+from wise_atta.stream import Batch
+from wise_atta.wrap import adapt
+
+Progress = Callable[[int, int, float, int], None]
+
+
+@dataclass
+class Score:
+    """Errors so far: over all samples, by domain, and over pictures that were never asked for."""
+
+    wrong: dict[str, int] = field(default_factory=dict)
+    seen: dict[str, int] = field(default_factory=dict)
+    by_picture: dict[str, list[int]] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
+
+    def add(self, ids: list[str], domains: list[str], wrong: list[bool]) -> None:
+        for sample, domain, bad in zip(ids, domains, wrong, strict=True):
+            self.seen[domain] = self.seen.get(domain, 0) + 1
+            self.wrong[domain] = self.wrong.get(domain, 0) + bad
+            tally = self.by_picture.setdefault(picture_of(sample), [0, 0])
+            tally[0] += bad
+            tally[1] += 1
+
+    @property
+    def error(self) -> float:
+        return sum(self.wrong.values()) / max(1, sum(self.seen.values()))
+
+    def summary(self) -> dict[str, Any]:
+        """Errors in per cent."""
+        never = [tally for picture, tally in self.by_picture.items() if picture not in self.asked]
+        wrong, seen = (sum(tally[i] for tally in never) for i in (0, 1))
+        by_domain = {domain: 100 * self.wrong[domain] / n for domain, n in self.seen.items()}
+        return {
+            "error": 100 * self.error,
+            "error_mean_of_domains": float(np.mean(list(by_domain.values()))) if by_domain else float("nan"),
+            "error_never_asked": 100 * wrong / seen if seen else float("nan"),
+            "samples": sum(self.seen.values()),
+            "samples_never_asked": seen,
+            "by_domain": by_domain,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "wrong": self.wrong,
+            "seen": self.seen,
+            "by_picture": self.by_picture,
+            "asked": sorted(self.asked),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.wrong, self.seen = dict(state["wrong"]), dict(state["seen"])
+        self.by_picture = {picture: list(tally) for picture, tally in state["by_picture"].items()}
+        self.asked = set(state["asked"])
+
+
+@dataclass(eq=False)
+class Built:
+    """An experiment with everything opened: what is about to run, and what its numbers depend on."""
+
+    experiment: Experiment
+    adapter: Adapter
+    method: methods.Method
+    stream: Any
+    truth: Mapping[str, int]
+    source: models.SourceModel
+    device: torch.device
+
+
+def build(experiment: Experiment, *, data: Path | None = None, weights: Path | None = None) -> Built:
+    """Open data and model and put the method around them. Everything that can be wrong shows here."""
+    device = pick_device(experiment.device)
+    source = models.load(experiment.model, weights=weights)
+    stream, truth = open_stream(_cut(experiment.spec(), source), data, device=device, workers=experiment.workers)
+    method = methods.get(experiment.method, **_options(experiment, len(stream)))
+    if experiment.exhaust and not isinstance(method.policy, when.Never):
+        method = replace(method, policy=when.Exhaust(method.policy, length=len(stream)))
+    answers: who.Annotator = who.Oracle(truth)
+    mask = stream.dataset.mask
+    if experiment.noise:
+        classes = len(stream.dataset.classes)
+        answers = who.Noisy(answers, rate=experiment.noise, classes=classes, seed=experiment.seed)
+    if experiment.delay:
+        answers = who.Delayed(answers, batches=experiment.delay, seed=experiment.seed)
+    own: dict[str, Any] = {} if experiment.statistics is None else {"statistics": experiment.statistics}
+    adapter = adapt(
+        source.module.to(device),
+        method,
+        mean=source.mean,
+        std=source.std,
+        classes=mask,
+        annotator=answers,
+        context=experiment.context,
+        expires_after=experiment.expires_after,
+        **own,
+    )
+    return Built(experiment, adapter, method, stream, truth, source, device)
+
+
+def run(
+    experiment: Experiment,
+    folder: Path,
+    *,
+    data: Path | None = None,
+    weights: Path | None = None,
+    progress: Progress | None = None,
+    checkpoint: int = 100,
+    again: bool = False,
+) -> dict[str, Any]:
+    """Run an experiment in a folder of its own and give its card.
+
+    A finished run is not repeated unless `again`; an interrupted one goes on from its last checkpoint and ends with the
+    same numbers.
+
+    Parameters
+    ----------
+    folder
+        Where card, steps and queries go.
+    progress
+        Called after every batch with (batch, batches, error so far, labels spent).
+    checkpoint
+        Number of batches between checkpoints.
+    """
+    done = finished(folder, experiment)
+    if done is not None and not again:
+        return done
+    with claimed(folder), _settings(experiment):
+        built = build(experiment, data=data, weights=weights)
+        files = Folder(folder)
+        score, began, seconds = Score(), time.perf_counter(), 0.0
+        state = None if again else files.restore()
+        start = 0
+        if again:
+            files.steps.cut(0)
+            files.queries.cut(0)
+        elif state is not None and state["digest"] == experiment.digest:
+            built.adapter.load_state_dict(state["adapter"])
+            score.load_state_dict(state["score"])
+            start, seconds = state["batch"], state["seconds"]
+        elif state is not None:
+            raise errors.DataError(f"{folder} holds an unfinished run of another experiment: choose another folder")
+        recorder = Recorder(built, files, score)
+        number = start
+        for number, batch in enumerate(built.stream.batches(start), start + 1):
+            recorder.step(batch)
+            if progress is not None:
+                progress(number, len(built.stream), score.error, built.adapter.policy.spent)
+            if number % checkpoint == 0:
+                files.checkpoint(
+                    {
+                        "digest": experiment.digest,
+                        "adapter": built.adapter.state_dict(),
+                        "score": score.state_dict(),
+                        "batch": number,
+                        "seconds": seconds + time.perf_counter() - began,
+                    }
+                )
+        card = make_card(built, score, seconds + time.perf_counter() - began, resumed=start > 0)
+        files.finish(card)
+        return card
+
+
+class Recorder:
+    """Runs batches through an adapter and writes down what happened."""
+
+    def __init__(self, built: Built, files: Folder | None, score: Score) -> None:
+        self.adapter, self.truth, self.files, self.score = built.adapter, built.truth, files, score
+        self.restarts = built.method.restarts
+        self._domain: str | None = None
+        self._last: Step | None = None
+        built.adapter.on_step(self._keep)
+
+    def _keep(self, step: Step) -> None:
+        self._last = step
+
+    def step(self, batch: Batch) -> Prediction:
+        """Predict, score, learn, record."""
+        domain = str(batch.meta.get("domain", ""))
+        if batch.meta.get("reset"):
+            self.adapter.reset()
+        elif self.restarts and self._domain not in (None, domain):
+            self.adapter.restart()
+        self._domain = domain
+        began = time.perf_counter()
+        out = self.adapter.step(batch)
+        elapsed = time.perf_counter() - began
+        ids = list(batch.ids or [])
+        labels = torch.tensor([self.truth[i] for i in ids])
+        wrong = (out.logits.argmax(dim=1).cpu() != labels).tolist()
+        domains = [str(d) for d in batch.meta.get("domains", [domain] * len(ids))]
+        self.score.add(ids, domains, wrong)
+        self.score.asked.update(picture_of(ids[query.index]) for query in out.queries)
+        if self.files is not None:
+            self._record(out, domain, wrong, elapsed)
+        return out
+
+    def _record(self, out: Prediction, domain: str, wrong: list[bool], elapsed: float) -> None:
+        assert self.files is not None
+        step, view = self._last, out.view
+        assert step is not None
+        row: dict[str, Any] = {
+            "batch": step.number,
+            "domain": domain,
+            "samples": step.samples,
+            "wrong": sum(wrong),
+            "error": sum(wrong) / len(wrong),
+            "utility": _number(step.utility),
+            "threshold": _number(step.threshold),
+            "rate": _number(step.rate),
+            "debt": _number(step.debt),
+            "asked": len(step.asked),
+            "learned": len(step.learned),
+            "late": step.late,
+            "expired": len(step.expired),
+            "spent": step.spent,
+            "forwards": step.work.forwards,
+            "backwards": step.work.backwards,
+            "ms": 1000 * elapsed,
+        }
+        if view is not None:
+            row["entropy"] = _number(view.entropy.mean())
+            row["drift"] = _number(view.drift.mean()) if view.drift_known else None
+        row |= {f"loss_{name}": _number(loss) for name, loss in step.losses.items()}
+        self.files.steps.append(row)
+        for query in out.queries:
+            assert view is not None
+            truth = None if query.sample_id is None else self.truth[query.sample_id]
+            self.files.queries.append(
+                {
+                    "id": query.id,
+                    "batch": query.batch,
+                    "sample": query.sample_id,
+                    "domain": domain,
+                    "predicted": int(query.logits.argmax()),
+                    "truth": truth,
+                    "entropy": _number(view.entropy[query.index]),
+                    "drift": _number(view.drift[query.index]) if view.drift_known else None,
+                }
+            )
+
+
+def make_card(built: Built, score: Score, seconds: float, resumed: bool = False) -> dict[str, Any]:
+    """The run card: the experiment, its results, and all that they depend on."""
+    counts, work = built.adapter.counts, built.adapter.classifier.work
+    policy = built.adapter.policy
+    return {
+        "card_version": CARD_VERSION,
+        "digest": built.experiment.digest,
+        "experiment": built.experiment.model_dump(mode="json"),
+        "results": {
+            **score.summary(),
+            "batches": built.adapter.number,
+            "labels_spent": policy.spent,
+            "labels_allowed": None if policy.allowed == float("inf") else policy.allowed,
+            "questions": {name: getattr(counts, name) for name in type(counts).__dataclass_fields__},
+            "forwards": work.forwards,
+            "backwards": work.backwards,
+            "seconds": seconds,
+            "resumed": resumed,
+        },
+        "provenance": {
+            "model": built.source.card(),
+            "stream": built.stream.describe(),
+            "parts": repr(built.adapter),
+            "versions": versions(),
+            "device": device_name(built.device),
+            "threads": torch.get_num_threads(),
+            "deterministic": built.experiment.deterministic,
+        },
+    }
+
+
+def finished(folder: Path, experiment: Experiment) -> dict[str, Any] | None:
+    """The card of a run that was finished in this folder, if it is of this experiment."""
+    file = folder / "card.json"
+    if not file.exists():
+        return None
+    card = read_json(file)
+    return card if card.get("digest") == experiment.digest else None
+
+
+def versions() -> dict[str, str]:
+    """Versions of everything that numbers depend on."""
+    found = {"python": platform.python_version(), "wise-atta": wise_atta.__version__}
+    for package in ("torch", "torchvision", "numpy", "timm", "pillow", "scikit-learn"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise errors.BadConfig(f"device {name!r} cannot be used here: {error}") from error
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+@contextlib.contextmanager
+def _settings(experiment: Experiment) -> Iterator[None]:
+    """Threads and deterministic mode for the time of a run."""
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    flags = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    if experiment.threads is not None:
+        torch.set_num_threads(experiment.threads)
+    if experiment.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.use_deterministic_algorithms(before[1])
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = flags
+
+
+def _options(experiment: Experiment, length: int) -> dict[str, Any]:
+    """The method's options: those given, and those of the description that the method knows."""
+    options = dict(experiment.options)
+    takes = methods.options(experiment.method)
+    for name in ("policy", "utility", "selector", "ratio", "labels"):
+        value = getattr(experiment, name)
+        if value is not None:
+            if name not in takes:
+                raise errors.BadConfig(
+                    f"experiment field {name!r}: method {experiment.method!r} does not ask for labels"
+                )
+            options[name] = value
+    if "seed" in takes:
+        options.setdefault("seed", experiment.seed)
+    if options.get("preset") == "authors" or options.get("exact"):
+        options.setdefault("length", length)
+    return options
+
+
+def _cut(spec: StreamSpec, source: models.SourceModel) -> StreamSpec:
+    """A stream that does not say how pictures are cut takes the model's way."""
+    if spec.resize is None and spec.crop is None:
+        return replace(spec, resize=source.resize or 0, crop=source.crop, interpolation=source.interpolation)
+    return spec
+
+
+def _number(value: float | Tensor) -> float | None:
+    """A number for JSON; NaN and infinity are None."""
+    number = float(value)
+    return number if np.isfinite(number) else None
