@@ -10,8 +10,7 @@ order in which nothing that somebody looked at is returned, and nothing that was
 ...     queries = [Query.of(Batch(torch.rand(4, 2)), number=now, index=0, logits=torch.zeros(4, 3))]
 ...     desk.ask(queries)
 ...     annotator_.ask(queries, now)
-...     annotator_.withdraw(desk.overdue(now), now)
-...     new = desk.answer(annotator_.answers(now))
+...     new = desk.answer(annotator_.answers(now, last=desk.closing(now)))
 ...     desk.show(annotator_.shown(now))
 ...     expired, returned = desk.expire(now)
 ...     desk.learned(item.id for item in desk.pending)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,8 @@ from wise_atta.who.query import Answer, AnswerLike, Query, as_batch, loading, pa
 class Annotator(ABC):
     """Takes questions and, sooner or later, gives answers. Time is counted in batches.
 
-    One batch `now` goes: `ask` the new questions; `withdraw` what is overdue; take the `answers`; note what was
-    `shown`. An answer is a class or `CANT_TELL`, and comes once. A call that raises changes nothing, so what was asked
-    stays asked.
+    One batch `now` goes: `ask` the new questions, take the `answers`, note what was `shown`. An answer is a class or
+    `CANT_TELL`, and comes once. A call that raises changes nothing, so what was asked stays asked.
 
     `cost` is what one answer costs, in labels.
     """
@@ -31,15 +30,12 @@ class Annotator(ABC):
         """Hand over the questions asked at batch `now`."""
 
     @abstractmethod
-    def withdraw(self, ids: Iterable[str], now: int) -> None:
-        """Stop working on these questions, if they are here.
+    def answers(self, now: int, last: Collection[str] = ()) -> dict[str, Answer]:
+        """What has arrived by batch `now` and was not given before.
 
-        What was answered by `now` still comes with the `answers(now)` that follows.
+        For the questions `last` it is the last chance: in the same moment they are withdrawn, so that nobody can be
+        shown one, or answer it, in vain.
         """
-
-    @abstractmethod
-    def answers(self, now: int) -> dict[str, Answer]:
-        """What has arrived by batch `now` and was not given before."""
 
     @abstractmethod
     def shown(self, now: int) -> list[str]:
@@ -84,15 +80,11 @@ class Direct(Annotator):
     def ask(self, queries: Sequence[Query], now: int) -> None:
         self._questions |= {query.id: query for query in queries}
 
-    def withdraw(self, ids: Iterable[str], now: int) -> None:
-        gone = set(ids)
-        self._questions = {name: query for name, query in self._questions.items() if name not in gone}
-        self._seen = [name for name in self._seen if name not in gone]
-
-    def answers(self, now: int) -> dict[str, Answer]:
+    def answers(self, now: int, last: Collection[str] = ()) -> dict[str, Answer]:
         replies = {name: read(self.reply(query), name, query.classes) for name, query in self._questions.items()}
         self._news += [name for name in replies if name not in self._seen]
-        self._questions = {name: self._questions[name] for name, answer in replies.items() if not answer.decides}
+        undecided = [name for name, answer in replies.items() if not answer.decides and name not in last]
+        self._questions = {name: self._questions[name] for name in undecided}
         self._seen = list(self._questions)
         return {name: answer for name, answer in replies.items() if answer.decides}
 

@@ -123,7 +123,7 @@ class Desk:
     classes
         Number of classes C; labels are 0 … C − 1.
     expires_after
-        A question asked at batch t can be answered up to batch t + expires_after. None: for ever.
+        A question asked at batch t can be answered up to batch t + expires_after, and expires at its end. None: never.
     remember
         How many ended questions are remembered, so that an answer that comes again is recognised.
 
@@ -243,18 +243,18 @@ class Desk:
             self._closed.add(query_id, self._pending.pop(query_id).label)
         self._count(learned=len(ids))
 
-    def overdue(self, now: int) -> list[str]:
-        """The open questions that `expire(now)` would close. Changes nothing."""
+    def closing(self, now: int) -> list[str]:
+        """The open questions whose last batch this is: what `expire(now)` would close. Changes nothing."""
         if self.expires_after is None:
             return []
-        return [query_id for query_id, item in self._open.items() if now - item.query.asked_at > self.expires_after]
+        return [query_id for query_id, item in self._open.items() if now - item.query.asked_at >= self.expires_after]
 
     def expire(self, now: int) -> tuple[list[str], int]:
-        """Close what nobody answered in time: the ids, and how many of them nobody was ever shown.
+        """At the end of a batch, after its answers: close what nobody answered in time.
 
-        Only the latter may be returned to the account. Call it once a batch, after the batch's answers.
+        Gives the ids, and how many of them nobody was ever shown: only those may be returned to the account.
         """
-        ids = self.overdue(now)
+        ids = self.closing(now)
         unseen = 0
         for query_id in ids:
             unseen += not self._open.pop(query_id).shown

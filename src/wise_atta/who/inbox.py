@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from wise_atta import errors
@@ -103,13 +103,10 @@ class Inbox(Annotator):
         with self._lock:
             self._questions |= {query.id: query for query in queries}
 
-    def withdraw(self, ids: Iterable[str], now: int) -> None:
+    def answers(self, now: int, last: Collection[str] = ()) -> dict[str, Answer]:
         with self._lock:
-            for query_id in ids:
+            for query_id in last:
                 self._drop(query_id)
-
-    def answers(self, now: int) -> dict[str, Answer]:
-        with self._lock:
             ready, self._ready = self._ready, {}
             return ready
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -29,9 +29,6 @@ class Wrapper(Annotator):
 
     def ask(self, queries: Sequence[Query], now: int) -> None:
         self.annotator.ask(queries, now)
-
-    def withdraw(self, ids: Iterable[str], now: int) -> None:
-        self.annotator.withdraw(ids, now)
 
     def shown(self, now: int) -> list[str]:
         return self.annotator.shown(now)
@@ -158,22 +155,16 @@ class Delayed(Wrapper):
         self.annotator.ask(queries, now)
         self._due |= due
 
-    def withdraw(self, ids: Iterable[str], now: int) -> None:
-        ids = list(ids)
-        # In this order: once withdrawn, no answer can slip in behind what is taken.
-        self.annotator.withdraw(ids, now)
-        self._take(now)
-        for query_id in ids:
-            if query_id in self._due and not (query_id in self._held and self._due[query_id] <= now):
-                del self._due[query_id]
-                self._held.pop(query_id, None)
-
-    def answers(self, now: int) -> dict[str, Answer]:
-        self._take(now)
+    def answers(self, now: int, last: Collection[str] = ()) -> dict[str, Answer]:
+        # Taken as soon as they are given, so that nobody need keep a question's input while its answer waits.
+        given = self.annotator.answers(now, last)
+        self._held |= {name: answer for name, answer in given.items() if name in self._due}
         ripe = sorted((name for name in self._held if self._due[name] <= now), key=self._due.__getitem__)
-        for name in ripe:
-            del self._due[name]
-        return {name: self._held.pop(name) for name in ripe}
+        arrived = {name: self._held[name] for name in ripe}
+        for name in {*ripe, *last}:
+            self._due.pop(name, None)
+            self._held.pop(name, None)
+        return arrived
 
     def state_dict(self) -> dict[str, Any]:
         held = {name: pack_answer(answer) for name, answer in self._held.items()}
@@ -195,10 +186,6 @@ class Delayed(Wrapper):
         if batches < 0:
             raise errors.BadConfig(f"{self.batches!r} drew a delay of {batches} batches: it must be 0 or more")
         return batches
-
-    def _take(self, now: int) -> None:
-        # As soon as the inner one has answered, so that it need not keep the question's input while the answer waits.
-        self._held |= self.annotator.answers(now)
 
 
 class Noisy(Wrapper):
@@ -237,8 +224,8 @@ class Noisy(Wrapper):
                 )
         super().ask(queries, now)
 
-    def answers(self, now: int) -> dict[str, Answer]:
-        return {name: self._distort(name, answer) for name, answer in self.annotator.answers(now).items()}
+    def answers(self, now: int, last: Collection[str] = ()) -> dict[str, Answer]:
+        return {name: self._distort(name, answer) for name, answer in self.annotator.answers(now, last).items()}
 
     def _distort(self, query_id: str, answer: Answer) -> Answer:
         generator = _generator(self.seed, "noisy", query_id)

@@ -1,0 +1,372 @@
+"""Is every question kept through its whole life, whatever is said about it and when?"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from torch import Tensor
+
+from wise_atta import errors
+from wise_atta.stream import Batch
+from wise_atta.who import CANT_TELL, SKIP, Answer, Counts, Desk, Query
+
+CLASSES = 4
+
+
+def question(number: int, index: int = 0) -> Query:
+    inputs = torch.full((index + 1, 3), float(number))
+    return Query.of(Batch(inputs, meta={"domain": "fog"}), number, index, torch.full((index + 1, CLASSES), 0.5))
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equality that also holds for tensors, and for the order of mappings."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and type(a) is type(b):
+        return len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and bool(a == b)
+
+
+def saved(state: Any) -> Any:
+    """The state as it comes back from a file."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def desk_with(*answers: Any, **options: Any) -> Desk:
+    """A desk with one question a batch, from 1, each with its answer."""
+    desk = Desk(CLASSES, **options)
+    desk.ask([question(number) for number in range(1, len(answers) + 1)])
+    desk.answer({f"{number}-0": answer for number, answer in enumerate(answers, 1)})
+    return desk
+
+
+def test_a_label_goes_through_its_life() -> None:
+    desk = Desk(CLASSES)
+    context = {"values": torch.ones(2)}
+    desk.ask([question(1, 2)], [context])
+    assert desk.counts == Counts(asked=1)
+    desk.show(["1-2"])
+    assert desk.counts == Counts(asked=1, shown=1)
+    (new,) = desk.answer({"1-2": Answer(3, by="ann", weight=0.5)})
+    assert (new.id, new.label, new.answer.by, new.answer.weight) == ("1-2", 3, "ann", 0.5)
+    assert torch.equal(new.context["values"], context["values"])
+    assert torch.equal(new.query.input, torch.ones(3))
+    assert [item.id for item in desk.pending] == ["1-2"]
+    assert desk.open == []
+    desk.learned(["1-2"])
+    assert desk.pending == []
+    assert desk.counts == Counts(asked=1, shown=1, answered=1, learned=1)
+
+
+def test_who_answers_has_seen_the_question() -> None:
+    assert desk_with(0, CANT_TELL, SKIP, None).counts.shown == 3
+
+
+def test_the_first_answer_stays_when_the_same_comes_again() -> None:
+    desk = desk_with(Answer(1, by="ann", weight=2.0))
+    assert desk.answer({"1-0": Answer(1, by="bob", weight=9.0)}) == []
+    assert desk.pending[0].answer == Answer(1, by="ann", weight=2.0)
+    desk.learned(["1-0"])
+    before = desk.state_dict()
+    assert desk.answer({"1-0": 1}) == []
+    assert same(desk.state_dict(), before)
+
+
+@pytest.mark.parametrize("second", [2, CANT_TELL, Answer(0)])
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_different_answer_is_a_conflict_before_and_after_learning(second: Any, learned: bool) -> None:
+    desk = desk_with(1)
+    if learned:
+        desk.learned(["1-0"])
+    with pytest.raises(errors.Conflict, match="'1-0' was answered 1"):
+        desk.answer({"1-0": second})
+
+
+def test_cant_tell_closes_the_question_and_a_class_afterwards_is_a_conflict() -> None:
+    desk = desk_with(CANT_TELL)
+    assert desk.open == []
+    assert desk.answer({"1-0": CANT_TELL}) == []
+    with pytest.raises(errors.Conflict, match="cant_tell"):
+        desk.answer({"1-0": 0})
+    assert desk.counts == Counts(asked=1, shown=1, cant_tell=1)
+
+
+def test_skip_leaves_the_question_open() -> None:
+    desk = desk_with(SKIP)
+    assert [query.id for query in desk.open] == ["1-0"]
+    assert desk.answer({"1-0": 2})[0].label == 2
+
+
+@pytest.mark.parametrize("answer", [None, SKIP])
+def test_skip_and_not_yet_say_nothing_about_an_ended_question(answer: Any) -> None:
+    desk = desk_with(1, CANT_TELL, None, expires_after=0)
+    desk.expire(now=9)
+    before = desk.state_dict()
+    assert desk.answer({"1-0": answer, "2-0": answer, "3-0": answer}) == []
+    assert same(desk.state_dict(), before)
+
+
+def test_a_question_can_be_answered_up_to_its_last_batch() -> None:
+    desk = desk_with(None, None, expires_after=5)
+    assert desk.expire(now=5) == ([], 0)
+    assert desk.closing(now=6) == ["1-0"]
+    assert desk.expire(now=6) == (["1-0"], 1)
+    assert desk.closing(now=7) == ["2-0"]
+    assert desk.answer({"2-0": 3})[0].label == 3
+    assert desk.expire(now=7) == ([], 0)
+    with pytest.raises(errors.UnknownQuery, match="'1-0' has expired"):
+        desk.answer({"1-0": 0})
+
+
+def test_only_what_nobody_was_shown_is_returned() -> None:
+    desk = desk_with(None, None, SKIP, 0, expires_after=1)
+    desk.show(["1-0"])
+    assert desk.expire(now=100) == (["1-0", "2-0", "3-0"], 1)
+    assert desk.expire(now=101) == ([], 0)
+    assert [item.id for item in desk.pending] == ["4-0"], "what was answered does not expire"
+
+
+def test_without_a_limit_nothing_expires() -> None:
+    assert desk_with(None).expire(now=10**9) == ([], 0)
+
+
+def test_a_label_is_learned_once() -> None:
+    desk = desk_with(1, 2)
+    desk.learned(["1-0"])
+    for ids in (["1-0"], ["2-0", "2-0"], ["2-0", "1-0"]):
+        with pytest.raises(errors.AlreadyLearned):
+            desk.learned(ids)
+    assert desk.counts.learned == 1
+
+
+def test_nothing_is_learned_from_questions_without_a_class() -> None:
+    desk = desk_with(None, None, expires_after=0)
+    desk.expire(now=1)
+    for ids, reason in ((["2-0"], "no answer yet"), (["1-0"], "expired"), (["9-9"], "never asked")):
+        with pytest.raises(errors.UnknownQuery, match=reason):
+            desk.learned(ids)
+
+
+def test_only_the_latest_ended_questions_are_remembered() -> None:
+    desk = desk_with(*[0] * 5, remember=2)
+    desk.learned([f"{number}-0" for number in range(1, 6)])
+    assert len(desk.state_dict()["closed"]) == 2
+    assert desk.answer({"5-0": 0, "4-0": 0}) == []
+    with pytest.raises(errors.UnknownQuery, match=r"'3-0'.*forgotten"):
+        desk.answer({"3-0": 0})
+
+
+def test_an_id_is_asked_once() -> None:
+    desk = desk_with(0, None, CANT_TELL)
+    for queries in ([question(1)], [question(2)], [question(3)], [question(4), question(4)]):
+        with pytest.raises(errors.BadInput, match="asked before"):
+            desk.ask(queries)
+    assert desk.counts.asked == 3
+
+
+def test_wrong_questions_are_refused_together() -> None:
+    desk = Desk(CLASSES + 1)
+    with pytest.raises(errors.BadInput, match="4 classes"):
+        desk.ask([question(1)])
+    desk = Desk(CLASSES)
+    with pytest.raises(errors.BadInput, match="1 contexts for 2 questions"):
+        desk.ask([question(1), question(2)], [None])
+    with pytest.raises(errors.BadInput, match=r"context of question '2-0'\['f'\] is a function"):
+        desk.ask([question(1), question(2)], [None, {"f": question}])
+    assert desk.counts == Counts()
+
+
+def test_answers_that_are_no_mapping_are_refused() -> None:
+    with pytest.raises(errors.BadInput, match="map question ids"):
+        desk_with(None).answer([("1-0", 1)])
+
+
+@pytest.mark.parametrize(
+    "options", [{"classes": 0}, {"classes": 2, "expires_after": -1}, {"classes": 2, "remember": -1}], ids=str
+)
+def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(errors.BadConfig, match=list(options)[-1]):
+        Desk(**options)
+
+
+def _without(state: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda state: {},
+        lambda state: None,
+        lambda state: state | {"classes": 7},
+        lambda state: _without(state, "closed"),
+        lambda state: state | {"open": []},
+        lambda state: state | {"open": [{"query": {"id": "1-0"}, "context": None, "shown": False}]},
+        lambda state: state | {"counts": {"asked": 3}},
+        lambda state: state | {"counts": {"questions": 3}},
+    ],
+)
+def test_a_foreign_or_damaged_state_is_refused(damage: Any) -> None:
+    desk = desk_with(1, None, CANT_TELL)
+    before = desk.state_dict()
+    with pytest.raises(errors.StateMismatch):
+        desk.load_state_dict(damage(copy.deepcopy(before)))
+    assert same(desk.state_dict(), before)
+
+
+def test_reset_forgets_everything() -> None:
+    desk = desk_with(1, None, CANT_TELL)
+    desk.reset()
+    assert same(desk.state_dict(), Desk(CLASSES).state_dict())
+
+
+LABELS = st.integers(0, CLASSES - 1)
+ANSWERS = st.sampled_from([0, 1, 2, 3, CANT_TELL, SKIP, None])
+
+
+class Life(RuleBasedStateMachine):
+    """A desk beside a plain account of what should have happened: id → where its life stands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.desk = Desk(CLASSES, expires_after=3)
+        self.now = 1
+        self.asked_at: dict[str, int] = {}
+        self.shown: set[str] = set()
+        self.said: dict[str, Any] = {}
+        self.learned: list[str] = []
+        self.expired: set[str] = set()
+
+    def open(self) -> list[str]:
+        return [name for name in self.asked_at if name not in self.said and name not in self.expired]
+
+    def some(self, data: st.DataObject, ids: list[str]) -> list[str]:
+        return data.draw(st.lists(st.sampled_from(ids), unique=True, max_size=4)) if ids else []
+
+    def refused(self, kind: type[Exception], call: Any, *given: Any) -> None:
+        before = self.desk.state_dict()
+        with pytest.raises(kind):
+            call(*given)
+        assert same(self.desk.state_dict(), before)
+
+    @rule(count=st.integers(0, 3))
+    def ask(self, count: int) -> None:
+        start = sum(at == self.now for at in self.asked_at.values())
+        queries = [question(self.now, start + place) for place in range(count)]
+        self.desk.ask(queries, [torch.tensor([self.now, query.index]) for query in queries])
+        self.asked_at |= {query.id: self.now for query in queries}
+
+    @rule(batches=st.integers(1, 3))
+    def time_passes(self, batches: int) -> None:
+        due = [name for name in self.open() if self.now - self.asked_at[name] >= 3]
+        assert self.desk.closing(self.now) == due
+        assert self.desk.expire(self.now) == (due, len(set(due) - self.shown))
+        self.expired |= set(due)
+        self.now += batches
+
+    @precondition(lambda self: self.asked_at)
+    @rule(data=st.data())
+    def show(self, data: st.DataObject) -> None:
+        ids = self.some(data, list(self.asked_at))
+        self.desk.show(ids)
+        self.shown |= set(ids) & set(self.open())
+
+    @precondition(lambda self: self.asked_at)
+    @rule(data=st.data())
+    def answer_late_again_and_out_of_order(self, data: st.DataObject) -> None:
+        ids = self.some(data, list(self.asked_at))
+        answers = {name: self.said.get(name, None if name in self.expired else data.draw(ANSWERS)) for name in ids}
+        fresh = {name: said for name, said in answers.items() if name in self.open() and said is not None}
+        labelled = [name for name, said in fresh.items() if isinstance(said, int)]
+        before = self.desk.state_dict()
+        assert [item.id for item in self.desk.check(answers)] == labelled
+        assert same(self.desk.state_dict(), before)
+        new = self.desk.answer(answers)
+        assert [item.id for item in new] == labelled
+        assert all(item.label == answers[item.id] for item in new)
+        assert all(item.context.tolist() == [item.query.asked_at, item.query.index] for item in new)
+        self.shown |= set(fresh)
+        self.said |= {name: said for name, said in fresh.items() if said is not SKIP}
+
+    @precondition(lambda self: self.asked_at)
+    @rule(data=st.data(), last=st.booleans())
+    def answer_wrongly(self, data: st.DataObject, last: bool) -> None:
+        wrong: list[tuple[str, Any, type[Exception]]] = [("0-0", 1, errors.UnknownQuery)]
+        wrong += [(name, data.draw(LABELS), errors.UnknownQuery) for name in self.expired]
+        wrong += [
+            (name, CANT_TELL if isinstance(said, int) else 0, errors.Conflict) for name, said in self.said.items()
+        ]
+        wrong += [
+            (name, (said + 1) % CLASSES, errors.Conflict) for name, said in self.said.items() if said is not CANT_TELL
+        ]
+        wrong += [(name, bad, errors.BadLabel) for name in self.open() for bad in (-1, CLASSES, True, 0.5)]
+        name, bad, kind = data.draw(st.sampled_from(wrong))
+        good = {other: 0 for other in self.open() if other != name}
+        answers = {**good, name: bad} if last else {name: bad, **good}
+        self.refused(kind, self.desk.check, answers)
+        self.refused(kind, self.desk.answer, answers)
+
+    @rule(data=st.data())
+    def learn(self, data: st.DataObject) -> None:
+        ids = self.some(data, [item.id for item in self.desk.pending])
+        self.desk.learned(ids)
+        self.learned += ids
+
+    @precondition(lambda self: self.asked_at)
+    @rule(data=st.data())
+    def learn_what_cannot_be_learned(self, data: st.DataObject) -> None:
+        pending = [item.id for item in self.desk.pending]
+        name = data.draw(st.sampled_from(list(self.asked_at)))
+        if name in pending:
+            self.refused(errors.AlreadyLearned, self.desk.learned, [*pending, name])
+        else:
+            kind = errors.AlreadyLearned if name in self.said else errors.UnknownQuery
+            self.refused(kind, self.desk.learned, [*pending, name])
+
+    @rule()
+    def ask_again(self) -> None:
+        names = list(self.asked_at)[-1:]
+        old = [question(*map(int, name.split("-"))) for name in names]
+        if old:
+            self.refused(errors.BadInput, self.desk.ask, [question(10**6), *old])
+
+    @rule()
+    def go_on_in_a_new_process(self) -> None:
+        state = self.desk.state_dict()
+        after = Desk(CLASSES, expires_after=3)
+        after.load_state_dict(saved(state))
+        assert same(after.state_dict(), state)
+        self.desk = after
+
+    @invariant()
+    def everything_adds_up(self) -> None:
+        labelled = [name for name, said in self.said.items() if isinstance(said, int)]
+        assert [query.id for query in self.desk.open] == self.open()
+        assert [item.id for item in self.desk.pending] == [name for name in labelled if name not in self.learned]
+        assert asdict(self.desk.counts) == {
+            "asked": len(self.asked_at),
+            "shown": len(self.shown),
+            "answered": len(labelled),
+            "learned": len(set(self.learned)),
+            "cant_tell": len(self.said) - len(labelled),
+            "expired": len(self.expired),
+        }
+        assert len(self.learned) == len(set(self.learned))
+
+
+Life.TestCase.settings = settings(derandomize=True, max_examples=60, stateful_step_count=30, deadline=None)
+TestLife = Life.TestCase

@@ -1,0 +1,121 @@
+"""Are questions safe to keep, and answers read as people mean them?"""
+
+from __future__ import annotations
+
+import copy
+import enum
+import io
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from wise_atta import errors
+from wise_atta.stream import Batch, leaves
+from wise_atta.who import CANT_TELL, SKIP, Answer, Query, as_batch
+from wise_atta.who.query import pack_query, read, unpack_query
+
+
+def test_a_question_has_the_same_id_in_every_run() -> None:
+    batch = Batch(torch.rand(3, 2), ids=["a", "b", "c"], meta={"domain": "fog"})
+    query = Query.of(batch, number=12, index=1, logits=torch.zeros(3, 4))
+    assert (query.id, query.batch, query.index, query.asked_at) == ("12-1", 12, 1, 12)
+    assert (query.sample_id, query.meta, query.classes, query.audit) == ("b", {"domain": "fog"}, 4, False)
+
+
+def test_a_question_keeps_its_input_when_the_batch_is_overwritten() -> None:
+    inputs, logits, meta = torch.ones(3, 2), torch.ones(3, 4, requires_grad=True), {"tags": ["x"]}
+    query = Query.of(Batch(inputs, meta=meta), number=1, index=1, logits=logits * 1)
+    inputs.zero_()
+    meta["tags"].append("y")
+    assert torch.equal(query.input, torch.ones(2))
+    assert query.input.untyped_storage().nbytes() == 2 * 4, "the batch must not be kept alive"
+    assert not query.logits.requires_grad
+    assert query.meta == {"tags": ["x"]}
+
+
+def test_a_question_asked_in_inference_mode_can_be_learned_later() -> None:
+    with torch.inference_mode():
+        query = Query.of(Batch(torch.ones(1, 2)), number=1, index=0, logits=torch.zeros(1, 2))
+    weight = torch.ones(2, requires_grad=True)
+    (as_batch(query) * weight).sum().backward()
+    assert torch.equal(weight.grad, torch.ones(2))
+
+
+def test_a_tree_of_tensors_is_cut_leaf_by_leaf() -> None:
+    inputs = {"tokens": torch.arange(6).view(3, 2), "more": [torch.zeros(3, 1), torch.ones(3, 5)]}
+    query = Query.of(Batch(inputs), number=1, index=2, logits=torch.zeros(3, 2))
+    assert [list(leaf.shape) for leaf in leaves(query.input)] == [[2], [1], [5]]
+    assert [list(leaf.shape) for leaf in leaves(as_batch(query))] == [[1, 2], [1, 1], [1, 5]]
+    assert query.input["tokens"].tolist() == [4, 5]
+
+
+class Weather(str, enum.Enum):  # noqa: UP042  the older way, whose str() is not its value
+    FOG = "fog"
+
+
+def test_a_question_is_saved_with_plain_types_only() -> None:
+    meta = {"x": np.float64(0.5), "n": np.int64(3), "kind": Weather.FOG, "t": (1, None, True), "map": torch.eye(2)}
+    batch = Batch((torch.rand(1, 2), torch.rand(1, 3, dtype=torch.float16)), ids=["a"], meta=meta)
+    query = Query.of(batch, number=3, index=0, logits=torch.rand(1, 2), audit=True)
+    file = io.BytesIO()
+    torch.save(pack_query(query), file)
+    file.seek(0)
+    back = unpack_query(torch.load(file, weights_only=True))
+    assert repr(back) == repr(query)
+    assert {**back.meta, "map": None} == {"x": 0.5, "n": 3, "kind": "fog", "t": (1, None, True), "map": None}
+    assert torch.equal(back.meta["map"], torch.eye(2))
+    assert torch.equal(back.logits, query.logits)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(back.input, query.input, strict=True))
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, np.zeros(2), {"deep": [b"x"]}, {(1, 2): 3}])
+def test_facts_that_cannot_be_saved_are_refused_when_asked(value: object) -> None:
+    with pytest.raises(errors.BadInput, match="meta"):
+        Query.of(Batch(torch.rand(1, 2), meta={"fact": value}), number=1, index=0, logits=torch.zeros(1, 2))
+
+
+def test_logits_of_a_whole_batch_are_refused() -> None:
+    with pytest.raises(errors.BadInput, match=r"\[C\]"):
+        Query("1-0", 1, 0, None, {}, torch.zeros(1, 2), 1, torch.zeros(3))
+
+
+@pytest.mark.parametrize("raw", [2, np.int64(2), np.uint8(2), torch.tensor(2), torch.tensor(2, dtype=torch.uint8)])
+def test_any_integer_is_a_label(raw: object) -> None:
+    answer = read(raw, "1-0", classes=3)
+    assert answer == Answer(2)
+    assert type(answer.label) is int
+
+
+@pytest.mark.parametrize(
+    "raw", [True, np.True_, torch.tensor(True), 1.0, "1", torch.tensor(1.0), torch.tensor([1]), [1], float("nan")]
+)
+def test_what_is_no_integer_is_no_label(raw: object) -> None:
+    with pytest.raises(errors.BadLabel, match="question '1-0'"):
+        read(raw, "1-0", classes=3)
+    with pytest.raises(errors.BadLabel):
+        Answer(raw)
+
+
+@pytest.mark.parametrize("raw", [-1, 3, Answer(3), np.int64(2**40), torch.tensor(-1)])
+def test_a_label_out_of_range_is_refused(raw: object) -> None:
+    with pytest.raises(errors.BadLabel, match="give 0 to 2"):
+        read(raw, "1-0", classes=3)
+
+
+@pytest.mark.parametrize("weight", [0, -1, float("inf"), float("nan"), "1", None])
+def test_a_weight_must_count_for_something(weight: object) -> None:
+    with pytest.raises(errors.BadConfig, match="weight"):
+        Answer(0, weight=weight)
+
+
+@pytest.mark.parametrize("verdict", [CANT_TELL, SKIP])
+def test_verdicts_stay_themselves_when_copied_and_pickled(verdict: object) -> None:
+    assert pickle.loads(pickle.dumps(verdict)) is verdict
+    assert copy.deepcopy(verdict) is verdict
+    assert pickle.loads(pickle.dumps(Answer(verdict, by="ann"))) == Answer(verdict, by="ann")
+
+
+def test_only_a_class_or_cant_tell_decides() -> None:
+    assert [Answer(label).decides for label in (0, 5, CANT_TELL, SKIP, None)] == [True, True, True, False, False]
