@@ -205,15 +205,16 @@ class Adapter:
         queries: list[Query] = []
         if ask:
             want = min(self.labels, count)
-            granted = self.policy.decide(score, want=want, samples=count)
+            # Labels that cost nothing are not rationed: the policy is not asked and the account not charged.
+            free = self.annotator is not None and self.annotator.cost == 0
+            granted = want if free else self.policy.decide(score, want=want, samples=count)
             try:
                 rows = self.selector.pick(view, granted) if granted else []
                 queries = [Query.of(batch, number, row, logits) for row in rows]
                 self._ask(queries, forward, logits.shape[1])
-                if self.annotator is not None and self.annotator.cost == 0:
-                    self.policy.refund(granted)
             except BaseException:
-                self.policy.undo()
+                if not free:
+                    self.policy.undo()
                 raise
         self._number = number
         self._age += 1
@@ -417,8 +418,8 @@ class Adapter:
             answers: Mapping[str, AnswerLike] = {}
             if self.annotator is not None:
                 self.annotator.ask(out.queries, self._number)
-                self.annotator.withdraw([] if self._desk is None else self._desk.overdue(self._number), self._number)
-                answers = self.annotator.answers(self._number)
+                closing = [] if self._desk is None else self._desk.closing(self._number)
+                answers = self.annotator.answers(self._number, last=closing)
                 self.show(self.annotator.shown(self._number))
             self.learn(out, answers)
             return out
