@@ -205,15 +205,13 @@ class Adapter:
         queries: list[Query] = []
         if ask:
             want = min(self.labels, count)
-            # Labels that cost nothing are not rationed: the policy is not asked and the account not charged.
-            free = self.annotator is not None and self.annotator.cost == 0
-            granted = want if free else self.policy.decide(score, want=want, samples=count)
+            granted = want if self._free else self.policy.decide(score, want=want, samples=count)
             try:
                 rows = self.selector.pick(view, granted) if granted else []
                 queries = [Query.of(batch, number, row, logits) for row in rows]
                 self._ask(queries, forward, logits.shape[1])
             except BaseException:
-                if not free:
+                if not self._free:
                     self.policy.undo()
                 raise
         self._number = number
@@ -390,7 +388,7 @@ class Adapter:
         self._desk.answer(answers)
         self._desk.learned(learned)
         expired, unseen = self._desk.expire(self._number)
-        if unseen:
+        if unseen and not self._free:
             self.policy.refund(unseen)
         return expired
 
@@ -423,6 +421,11 @@ class Adapter:
                 self.show(self.annotator.shown(self._number))
             self.learn(out, answers)
             return out
+
+    @property
+    def _free(self) -> bool:
+        """Labels that cost nothing are not rationed: the policy is not asked and the account not charged."""
+        return self.annotator is not None and self.annotator.cost == 0
 
     # -- looking at it ------------------------------------------------------------------------------------------
 
