@@ -255,22 +255,32 @@ class Classifier:
                 if not found:
                     raise errors.NothingToAdapt(self._nothing(term))
                 chosen |= found
+        if not chosen:
+            raise errors.NothingToAdapt(f"{terms} takes away everything that it names, so nothing is left to adapt")
         return tuple(name for name, p in self.model.named_parameters() if name in chosen and p.is_floating_point())
 
     def _match(self, term: str) -> set[str]:
-        names = [name for name, _ in self.model.named_parameters()]
+        # A tied parameter can be meant by any of its names; the layout knows it by its first.
+        first = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        names = {name: first[id(p)] for name, p in self.model.named_parameters(remove_duplicate=False)}
         if term == "all":
-            return set(names)
+            return set(names.values())
         if term == "norm":
             return {
-                f"{path}.{key}" if path else key
+                names[f"{path}.{key}" if path else key]
                 for path, module in self.model.named_modules()
                 if _is_norm(module)
                 for key, _ in module.named_parameters(recurse=False)
-            } & set(names)
-        if term == "head" or term.startswith("head."):
-            term = self.head_name + term.removeprefix("head")
-        return {n for n in names if n == term or n.startswith(term + ".") or fnmatch.fnmatchcase(n, term)}
+            }
+        # "head" is the head wherever it is; a block that happens to have that name can still be meant by what is in it.
+        wanted = [self.head_name + term.removeprefix("head")] if term == "head" or term.startswith("head.") else []
+        for name in [*wanted, term]:
+            found = {
+                own for n, own in names.items() if n == name or n.startswith(name + ".") or fnmatch.fnmatchcase(n, name)
+            }
+            if found:
+                return found
+        return set()
 
     def _nothing(self, term: str) -> str:
         if term == "norm":
@@ -370,8 +380,10 @@ class Classifier:
 
         `head` says that the loss comes from cached features through the head alone: that is no backward of the network.
         """
-        self.work.backwards += not head
         names = [name for group in groups for name in self.layout.groups[group]]
+        if not names:
+            return {group: [] for group in groups}
+        self.work.backwards += not head
         tensors = [version.tensors[name] for name in names]
         grads = torch.autograd.grad(loss, tensors, retain_graph=retain_graph, allow_unused=True, materialize_grads=True)
         found = dict(zip(names, grads, strict=True))

@@ -44,7 +44,8 @@ class Optimizer:
         self._parts = {group: nn.Parameter(self._flat[where]) for group, where in layout.slices.items()}
         self._gradient = torch.zeros_like(self._flat)
         self._gradient_views = layout.views(self._gradient)
-        groups = [{"params": [part], "lr": lr} for part in self._parts.values()]
+        # A method that adapts nothing has an optimizer all the same, over no numbers.
+        groups = [{"params": [part], "lr": lr} for part in self._parts.values() or [nn.Parameter(self._flat)]]
         self._torch: torch.optim.Optimizer
         if kind == "sgd":
             self._torch = torch.optim.SGD(
@@ -64,6 +65,8 @@ class Optimizer:
         layout = self.model.layout
         with torch.no_grad():
             for group, grads in gradients.items():
+                if not grads:
+                    continue
                 torch._foreach_copy_([self._gradient_views[name] for name in layout.groups[group]], grads)
                 part = self._gradient[layout.slices[group]]
                 self._parts[group].grad = torch.where(part.isfinite().all(), part, torch.zeros_like(part))
@@ -101,10 +104,7 @@ class Optimizer:
         state = self._torch.state_dict()["state"]
         return {
             "flat": self._flat.detach().cpu().clone(),
-            "optimizer": {
-                key: {name: v.detach().cpu().clone() if isinstance(v, Tensor) else v for name, v in entry.items()}
-                for key, entry in state.items()
-            },
+            "optimizer": {key: {name: _copied(v) for name, v in entry.items()} for key, entry in state.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -113,5 +113,11 @@ class Optimizer:
                 f"the state holds {state['flat'].numel()} adapted values, this model has {self._flat.numel()}"
             )
         fresh = self._torch.state_dict()
-        self._torch.load_state_dict({"state": state["optimizer"], "param_groups": fresh["param_groups"]})
+        # torch.optim takes tensors as they are and then writes to them: the caller's state must stay as it was.
+        own = {key: {name: _copied(v) for name, v in entry.items()} for key, entry in state["optimizer"].items()}
+        self._torch.load_state_dict({"state": own, "param_groups": fresh["param_groups"]})
         self.move(state["flat"].to(self._flat))
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().cpu().clone() if isinstance(value, Tensor) else value
