@@ -197,9 +197,7 @@ class Zip(_Packed):
         except zlib.error as error:
             raise errors.DataError(f"{self.where(name)} is damaged: {error}") from error
         if len(data) != member.file_size or zlib.crc32(data) != member.CRC:
-            raise errors.DataError(
-                f"{self.where(name)} is damaged: its checksum is not the one in the zip file's list"
-            )
+            raise errors.DataError(f"{self.where(name)} is damaged: its checksum is not the one in the zip file's list")
         return data
 
     def span(self, name: str) -> Span | None:

@@ -37,7 +37,7 @@ def decode(data: bytes, name: str) -> Image:
         picture = Image.open(io.BytesIO(data))
         picture.load()
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error, …
-        raise errors.DataError(f"{name} cannot be decoded ({error}): truncated or not a picture; get it again") from error
+        raise errors.DataError(f"{name} cannot be decoded ({error}): truncated, or no picture. Get it again") from error
     if picture.mode == "RGB":
         return picture
     if picture.mode == "I" or picture.mode.startswith("I;16"):
@@ -45,9 +45,9 @@ def decode(data: bytes, name: str) -> Image:
         if values.min() < 0 or values.max() > 65535:
             raise errors.DataError(f"{name} has grey values outside 16 bits: convert it to 8 bits yourself")
         return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
-    if picture.mode not in ("1", "L", "LA", "La", "P", "PA", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "HSV", "LAB"):
+    if picture.mode not in ("1", "L", "LA", "P", "PA", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB"):
         raise errors.DataError(f"{name} has pixels of kind {picture.mode!r}: convert it to 8-bit RGB yourself")
-    return picture.convert("RGBA").convert("RGB") if picture.mode in ("P", "PA") else picture.convert("RGB")
+    return picture.convert("RGB")
 
 
 def fit(
