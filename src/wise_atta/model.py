@@ -37,11 +37,12 @@ class Statistics:
     """Mean and variance of every BatchNorm layer in one vector, layer after layer.
 
     `batch` is the number of samples if the variances are the unbiased ones of a batch, as the BatchNorm kernel
-    leaves them; None if they are to be used as they are.
+    leaves them; None if they are to be used as they are. `before` is the moving average that they follow, if any.
     """
 
     values: Tensor
     batch: int | None = None
+    before: Tensor | None = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": self.values.detach().cpu().clone(), "batch": self.batch}
@@ -143,7 +144,7 @@ class _Replica:
         modules = dict(self.module.named_modules())
         self.head = modules[head]
         self.features: Tensor | None = None
-        self.head.register_forward_pre_hook(self._keep_features)
+        self.head.register_forward_pre_hook(self._keep_features, with_kwargs=True)
         self.norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
         for norm in self.norms:
             norm.num_batches_tracked = None
@@ -164,8 +165,8 @@ class _Replica:
                 if name in wanted:
                     self.places.append((module._parameters, key, name))
 
-    def _keep_features(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self.features = args[0]
+    def _keep_features(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.features = args[0] if args else next(iter(kwargs.values()))
 
     def bind(self, version: Version) -> None:
         tensors = version.tensors
@@ -216,6 +217,10 @@ class Classifier:
             raise errors.unknown("statistics", statistics, get_args(StatisticsMode))
         if (mean is None) != (std is None):
             raise errors.BadConfig("give both mean and std, or neither")
+        if mean is not None and std is not None and (len(mean) != len(std) or min(std, default=0) <= 0):
+            raise errors.BadConfig(f"mean and std need one number a channel, std above 0, not {mean} and {std}")
+        if classes is not None and (len(set(classes)) != len(classes) or min(classes, default=-1) < 0):
+            raise errors.BadConfig("classes must be indices of the model's classes, at least one, none of them twice")
         if prior < 0 or not 0 < ema_weight <= 1:
             raise errors.BadConfig(f"prior must be ≥ 0 and ema_weight in (0, 1], not {prior} and {ema_weight}")
         self.model = _unwrap(model)
@@ -318,13 +323,18 @@ class Classifier:
         self.live = Version(flat, self.layout)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What tells this model's states from another's: names, shapes, and a checksum of the source values."""
+        """What tells this model's states from another's: names, shapes, and checksums.
+
+        The first is of all source values that adapt, the second of a few values of every tensor of the model.
+        """
         values = self.source_flat().cpu().contiguous()
+        few = [_few(tensor) for tensor in (*self.model.parameters(), *self.model.buffers()) if tensor.numel()]
         return {
             "groups": {group: list(names) for group, names in self.layout.groups.items()},
             "shapes": {name: list(shape) for name, shape in self.layout.shapes.items()},
             "dtype": str(values.dtype),
-            "source": zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0,
+            "source": _checksum(values),
+            "network": _checksum(torch.cat(few).cpu()) if few else 0,
         }
 
     # -- running it ---------------------------------------------------------------------------------------------
@@ -369,7 +379,11 @@ class Classifier:
         """Logits from features, with the head of a version (the live one if not given)."""
         with torch.inference_mode(False), self._replica() as replica:
             replica.bind(self.live if version is None else version)
-            output: Tensor = replica.head(_outside_inference_mode(features))
+            features = _outside_inference_mode(features)
+            if not torch.is_autocast_enabled(features.device.type):
+                # Features of a forward under autocast may be used outside of it.
+                features = features.to(next(replica.head.parameters(), features).dtype)
+            output: Tensor = replica.head(features)
             replica.features = None
         return self._subset(output)
 
@@ -431,6 +445,11 @@ class Classifier:
             return inputs
         if not isinstance(inputs, Tensor):
             raise errors.BadConfig("mean and std apply to a single tensor of pictures, not to a tree of tensors")
+        if not inputs.is_floating_point():
+            raise errors.BadInput(f"mean and std apply to numbers in [0, 1], not to {inputs.dtype}: convert the inputs")
+        channels = inputs.shape[1] if inputs.dim() > 1 else 0
+        if len(self._normal[0]) not in (1, channels):
+            raise errors.BadInput(f"mean and std have {len(self._normal[0])} channels, the inputs {channels}")
         mean, std = (t.to(inputs).view(1, -1, *[1] * (inputs.dim() - 2)) for t in self._normal)
         return (inputs - mean) / std
 
@@ -441,6 +460,8 @@ class Classifier:
 
     def _check_output(self, replica: _Replica, features: Tensor | None, output: Tensor) -> None:
         """head(features) must be the logits: otherwise selection and the head step would work on something else."""
+        if self.classes is not None and int(self.classes.max()) >= output.shape[1]:
+            raise errors.BadConfig(f"classes names class {int(self.classes.max())}, the model has {output.shape[1]}")
         with torch.no_grad():
             if features is not None:
                 again = replica.head(features)
@@ -485,7 +506,7 @@ class Classifier:
         elif isinstance(given, Statistics):
             self._use(replica, given.values)
             # Late samples are normalised as in the batch that asked: the kernel left unbiased variances there.
-            rescale = _Rebias(given.batch) if given.batch is not None else None
+            rescale = _Rebias(given.batch / count) if given.batch is not None else None
             with _hooked(replica.norms, rescale):
                 yield given
         elif given == "source" or self.statistics == "source":
@@ -507,12 +528,19 @@ class Classifier:
             else:
                 before, weight = self._source_statistics(), count / (count + self.prior)
             with _hooked(replica.norms, _Blend(self._pairs(before), weight)):
-                yield Statistics(scratch)
+                yield Statistics(scratch, before=before)
 
     def commit(self, forward: Forward) -> None:
         """Let a moving average of statistics follow the batch of this forward."""
-        if self.running is not None and forward.statistics is not None:
-            self.running = forward.statistics.values
+        used = forward.statistics
+        if self.running is None or used is None or used.before is None:
+            return
+        if used.before is self.running:
+            self.running = used.values
+        else:
+            # Another batch was learned since this one's forward: its moments move the average from where it is now.
+            moments = used.before + (used.values - used.before) / self.ema_weight
+            self.running = torch.lerp(self.running, moments, self.ema_weight)
 
     def reset_statistics(self) -> None:
         if self.running is not None:
@@ -591,13 +619,16 @@ class _Blend:
 
 
 class _Rebias:
-    """Turn the unbiased variances of a batch of n into the biased ones that it was normalised with."""
+    """Turn the unbiased variances of a batch into the biased ones that it was normalised with.
 
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
+    `times` is how many times more samples it had than the inputs at hand: a layer may see more rows than samples.
+    """
+
+    def __init__(self, times: float) -> None:
+        self.times = times
 
     def __call__(self, index: int, norm: _BatchNorm, x: Tensor) -> None:
-        count = self.batch * (x.numel() // (x.shape[0] * x.shape[1]))
+        count = self.times * (x.numel() // x.shape[1])
         assert norm.running_var is not None
         norm.running_var = norm.running_var * ((count - 1) / count)
 
@@ -638,16 +669,20 @@ def _copy_structure(model: nn.Module) -> nn.Module:
     Parameters are seen through detached twins, which use the same memory but never collect a gradient.
     """
     memo: dict[int, Any] = {}
+
+    def share(value: object) -> None:
+        if isinstance(value, nn.Parameter):
+            memo[id(value)] = nn.Parameter(value.detach(), requires_grad=False)
+        elif isinstance(value, Tensor):
+            memo[id(value)] = value
+        elif isinstance(value, Mapping):
+            share(list(value.values()))
+        elif isinstance(value, list | tuple):
+            for item in value:
+                share(item)
+
     for module in model.modules():
-        for parameter in module._parameters.values():
-            if parameter is not None:
-                memo[id(parameter)] = nn.Parameter(parameter.detach(), requires_grad=False)
-        for buffer in module._buffers.values():
-            if buffer is not None:
-                memo[id(buffer)] = buffer
-        for value in vars(module).values():
-            if isinstance(value, Tensor):
-                memo[id(value)] = value
+        share(vars(module))
     return copy.deepcopy(model, memo)
 
 
@@ -689,6 +724,18 @@ def _check_head(model: nn.Module, name: str) -> str:
     if name not in known:
         raise errors.HeadNotFound(str(errors.unknown("layer", name, known)))
     return name
+
+
+def _checksum(values: Tensor) -> int:
+    return zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0
+
+
+def _few(tensor: Tensor) -> Tensor:
+    """Some values of a tensor, without reading all of it."""
+    tensor = tensor.detach()
+    while tensor.dim() > 1:
+        tensor = tensor[..., 0]
+    return tensor.reshape(-1)[:16].double()
 
 
 def _outside_inference_mode(tensor: Tensor) -> Tensor:

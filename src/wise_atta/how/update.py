@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from wise_atta import errors
 from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
 from wise_atta.how.optimizer import Optimizer
@@ -35,6 +36,8 @@ class Update:
 
     def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
         """Take charge of a classifier whose tensors are at the source."""
+        if hasattr(self, "model"):
+            raise errors.BadConfig(f"this {type(self).__name__} serves another adapter already: make one for each")
         self.model = model
         self.anchor = anchor
         self.optimizer = self.make_optimizer(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from wise_atta import what, when
+from wise_atta import errors, what, when
 from wise_atta.anchor import Anchor
 from wise_atta.how import Entropy, Objective, PublishedTwoStep, TwoStep, Update
 from wise_atta.how.two_step import Head
@@ -70,6 +70,8 @@ def wise(
             nesterov=nesterov,
         )
     else:
+        if entropy not in ("filtered", "all"):
+            raise errors.unknown("entropy", entropy, ("filtered", "all"))
         if objective is None:
             objective = Entropy(below=0.4 if entropy == "filtered" else None)
         update = TwoStep(
