@@ -413,13 +413,13 @@ class Adapter:
             raise errors.BadConfig("step needs an annotator to answer: give one, or use predict and learn")
         with self._lock:
             out = self.predict(x)
-            answers: Mapping[str, AnswerLike] = {}
             if self.annotator is not None:
                 self.annotator.ask(out.queries, self._number)
                 closing = [] if self._desk is None else self._desk.closing(self._number)
-                answers = self.annotator.answers(self._number, last=closing)
+                # An annotator hands each answer over once, so it is recorded before anything else can fail.
+                self.answer(self.annotator.answers(self._number, last=closing))
                 self.show(self.annotator.shown(self._number))
-            self.learn(out, answers)
+            self.learn(out)
             return out
 
     @property
