@@ -35,7 +35,8 @@ class Anchor:
     def follow(self, version: Version) -> None:
         """Move towards a version's values."""
         assert self._flat is not None
-        self._flat.lerp_(version.flat, 1 - self.momentum)
+        # A new vector, not a write to the old one: a forward in another thread may be using it.
+        self._flat = self._flat.lerp(version.flat, 1 - self.momentum)
 
     @property
     def version(self) -> Version:
