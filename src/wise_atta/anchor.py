@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from wise_atta import errors
@@ -53,8 +52,7 @@ class Anchor:
         flat = state["flat"]
         if flat.shape != self._flat.shape:
             raise errors.StateMismatch(f"the anchor has {self._flat.numel()} values, the state {flat.numel()}")
-        with torch.no_grad():
-            self._flat.copy_(flat)
+        self._flat = flat.to(self._flat, copy=True)
 
     def __repr__(self) -> str:
         return f"Anchor(momentum={self.momentum})"

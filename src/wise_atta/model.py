@@ -50,13 +50,17 @@ class Statistics:
 
 @dataclass(eq=False)
 class Forward:
-    """What one pass over a batch gave, with its graph if there is one."""
+    """What one pass over a batch gave, with its graph if there is one.
+
+    `scored` is the prediction that counts where a method's is not the logits, once it was computed.
+    """
 
     inputs: Inputs
     logits: Tensor
     features: Tensor
     version: Version
     statistics: Statistics | None = None
+    scored: Tensor | None = None
 
 
 @dataclass
@@ -185,8 +189,9 @@ class Classifier:
         The name of the layer that turns features [n, d] into logits. Found if not given: the last linear layer.
     adapt
         Which tensors adapt: one specification, or groups of them by name. A specification is ``"norm"`` (affine
-        tensors of normalisation layers), ``"head"``, ``"head.bias"``, ``"all"``, the name of a block, a glob over
-        parameter names, or a list of these; ``"!…"`` takes away.
+        tensors of normalisation layers), ``"last-norm"`` (those of the last stage: of `layer4`, in nets without one of
+        the last quarter of the normalisation layers, rounded up), ``"head"``, ``"head.bias"``, ``"all"``, the name of a
+        block, a glob over parameter names, or a list of these; ``"!…"`` takes away.
     statistics
         What BatchNorm layers normalise with: the ``"batch"``, the ``"source"`` statistics, ``"mixed"`` (the source
         counted as `prior` samples beside the batch), or ``"ema"`` (a moving average that starts at the source).
@@ -277,6 +282,8 @@ class Classifier:
                 if _is_norm(module)
                 for key, _ in module.named_parameters(recurse=False)
             }
+        if term == "last-norm":
+            return self._last_stage()
         # "head" is the head wherever it is; a block that happens to have that name can still be meant by what is in it.
         wanted = [self.head_name + term.removeprefix("head")] if term == "head" or term.startswith("head.") else []
         for name in [*wanted, term]:
@@ -286,6 +293,20 @@ class Classifier:
             if found:
                 return found
         return set()
+
+    def _last_stage(self) -> set[str]:
+        """Norm tensors of `layer4` (ResNets), else of the last quarter of the norm layers; at least one layer is left.
+
+        In a transformer of N blocks with one final norm that quarter is the last N/4 blocks and the final norm.
+        """
+        norms = self._match("norm")
+        last = {name for name in norms if "layer4" in name.split(".")}
+        if last:
+            return last
+        ordered = [name for name, _ in self.model.named_parameters() if name in norms]
+        layers = list(dict.fromkeys(name.rpartition(".")[0] for name in ordered))
+        left = max(len(layers) * 3 // 4, 1)
+        return {name for name in ordered if name.rpartition(".")[0] in layers[left:]}
 
     def _nothing(self, term: str) -> str:
         if term == "norm":

@@ -6,10 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
+from wise_atta import errors
+from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective
 from wise_atta.how.optimizer import Kind, Optimizer
-from wise_atta.how.update import Update
+from wise_atta.how.update import Update, skipped
 from wise_atta.model import Classifier, Forward, Spec
 
 
@@ -24,6 +26,8 @@ class Descend(Update):
         Which tensors.
     lr, momentum, nesterov, optimizer
         See `Optimizer`.
+    pull
+        How far the tensors go back to the source after each step: θ ← (1 − pull)·θ + pull·θ₀.
     """
 
     def __init__(
@@ -35,13 +39,22 @@ class Descend(Update):
         momentum: float = 0.9,
         nesterov: bool = True,
         optimizer: Kind = "sgd",
+        pull: float = 0.0,
     ) -> None:
+        if not 0 <= pull <= 1:
+            raise errors.BadConfig(f"pull is a share of the way back to the source, in [0, 1], not {pull}")
         self.objective = objective or Entropy()
         self.adapts = {"adapted": adapt}
         self.lr = lr
         self.momentum = momentum
         self.nesterov = nesterov
         self.kind: Kind = optimizer
+        self.pull = pull
+
+    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+        self.objective.start(model)
+        super().start(model, anchor)
+        self._source = model.source_flat() if self.pull else None
 
     def make_optimizer(self, model: Classifier) -> Optimizer:
         return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
@@ -49,8 +62,11 @@ class Descend(Update):
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         loss = self.objective(self.model, forward, labels)
         if loss is None:
-            return {}
-        self.optimizer.step(self.model.gradients(loss, forward.version, ["adapted"]))
+            return skipped()
+        gradients = self.model.gradients(loss, forward.version, ["adapted"])
+        self.optimizer.step(gradients, publish=self._source is None)
+        if self._source is not None:
+            self.optimizer.move(self.optimizer.flat.lerp(self._source, self.pull))
         return {"loss": loss.detach()}
 
     def reset(self) -> None:
@@ -65,4 +81,5 @@ class Descend(Update):
         super().load_state_dict(state)
 
     def __repr__(self) -> str:
-        return f"Descend({self.objective!r}, adapt={self.adapts['adapted']!r}, lr={self.lr}, optimizer={self.kind!r})"
+        parts = f"{self.objective!r}, adapt={self.adapts['adapted']!r}, lr={self.lr}, optimizer={self.kind!r}"
+        return f"{type(self).__name__}({parts}, pull={self.pull})"

@@ -17,6 +17,9 @@ class Objective:
     def __call__(self, model: Classifier, forward: Forward, labels: Labels) -> Tensor | None:
         raise NotImplementedError
 
+    def start(self, model: Classifier) -> None:
+        """Measure what must be known of the source before the stream starts."""
+
     def reset(self) -> None:
         """Forget running quantities."""
 

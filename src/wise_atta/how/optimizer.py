@@ -57,10 +57,11 @@ class Optimizer:
             raise errors.unknown("optimizer", kind, ("sgd", "adam"))
         self._fresh = self._torch.state_dict()
 
-    def step(self, gradients: Mapping[str, list[Tensor]], lr: float | None = None) -> None:
+    def step(self, gradients: Mapping[str, list[Tensor]], lr: float | None = None, *, publish: bool = True) -> None:
         """Take one step on the named groups and publish the result. Groups that are not named stay as they are.
 
-        A gradient with NaN or Inf is taken as zero: one bad batch must not destroy the adapted tensors.
+        A gradient with NaN or Inf is taken as zero: one bad batch must not destroy the adapted tensors. With
+        `publish=False` the step is seen by nobody until `move` has completed it.
         """
         layout = self.model.layout
         with torch.no_grad():
@@ -74,7 +75,8 @@ class Optimizer:
                 settings["lr"] = self.lr if lr is None else lr
             self._torch.step()
             self._torch.zero_grad(set_to_none=True)
-        self._publish()
+        if publish:
+            self._publish()
 
     @property
     def flat(self) -> Tensor:

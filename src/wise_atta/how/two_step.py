@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from wise_atta import errors
+from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective
 from wise_atta.how.optimizer import Optimizer
-from wise_atta.how.update import Update
+from wise_atta.how.update import Update, skipped
 from wise_atta.model import Classifier, Forward, Spec
 
 Head: TypeAlias = Literal["full", "bias", "none"]
@@ -85,6 +86,10 @@ class TwoStep(Update):
         elif train_head != "none":
             self.adapts["second"] = _HEADS[train_head]
 
+    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+        self.objective.start(model)
+        super().start(model, anchor)
+
     def make_optimizer(self, model: Classifier) -> Optimizer:
         return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
@@ -95,8 +100,9 @@ class TwoStep(Update):
         if loss_ent is not None:
             losses["ent"] = loss_ent.detach()
         if not labels:
-            if loss is not None:
-                self.optimizer.step(model.gradients(loss, forward.version, ["norm"]))
+            if loss is None:
+                return skipped()
+            self.optimizer.step(model.gradients(loss, forward.version, ["norm"]))
             return losses
 
         logits, features = labels.outputs(model, forward)
@@ -190,8 +196,9 @@ class PublishedTwoStep(Update):
         loss_ent = self.objective(model, forward, labels)
         losses = {} if loss_ent is None else {"ent": loss_ent.detach()}
         if not labels:
-            if loss_ent is not None:
-                self._step(self.unlabelled * loss_ent, forward, ("norm", "bias"), self.lr)
+            if loss_ent is None:
+                return skipped()
+            self._step(self.unlabelled * loss_ent, forward, ("norm", "bias"), self.lr)
             return losses
         loss_sup = labels.loss(labels.outputs(model, forward)[0])
         losses["sup"] = loss_sup.detach()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from wise_atta import errors
@@ -51,7 +52,7 @@ class Update:
         return forward.logits.detach()
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        """Learn from one batch and its labels. Gives the losses, for the record."""
+        """Learn from one batch and its labels. Gives the losses, for the record; `skipped()` if there was no step."""
         raise NotImplementedError
 
     def reset(self) -> None:
@@ -63,6 +64,14 @@ class Update:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
+
+
+def skipped() -> dict[str, Tensor]:
+    """The record of a batch in which nothing passed the filters, so that no step was taken.
+
+    Summed over a run it counts such batches.
+    """
+    return {"skipped": torch.ones(())}
 
 
 class NoUpdate(Update):
