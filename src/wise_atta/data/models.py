@@ -26,6 +26,7 @@ import re
 import urllib.error
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from importlib import resources
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -161,7 +162,7 @@ def load(name: str, *, weights: str | Path | None = None) -> SourceModel:
     if _is_factory(name):
         return _from_factory(name)
     plan = _plan(name)
-    module = _built(plan)
+    module = _seeded(plan.build, plan.seed)
     if plan.tensors is not None:
         fill(module, plan.tensors(_folders(weights)), name)
     return _model(name, module, plan.architecture, plan.preparation, plan.classes)
@@ -189,7 +190,10 @@ def with_classes(module: nn.Module, classes: int, seed: int = 0) -> nn.Module:
     >>> with_classes(nn.Sequential(nn.Linear(4, 10)), 3)[0].out_features
     3
     """
-    name, head = _head(module)
+    found = _last_linear(module)
+    if found is None:
+        raise errors.HeadNotFound(f"{type(module).__name__} has no linear layer inside that could give its logits")
+    name, head = found
     if head.out_features != classes:
         new = _seeded(lambda: nn.Linear(head.in_features, classes, bias=head.bias is not None), seed)
         parent, _, leaf = name.rpartition(".")
@@ -231,10 +235,6 @@ def _model(
     )
 
 
-def _built(plan: _Plan) -> nn.Module:
-    return _seeded(plan.build, plan.seed)
-
-
 def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     # Layers draw their first weights from torch's global generator; it is put back as it was.
     with torch.random.fork_rng(devices=[]):
@@ -242,11 +242,9 @@ def _seeded(build: Callable[[], nn.Module], seed: int) -> nn.Module:
         return build()
 
 
-def _head(module: nn.Module) -> tuple[str, nn.Linear]:
+def _last_linear(module: nn.Module) -> tuple[str, nn.Linear] | None:
     linear = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear) and name]
-    if not linear:
-        raise errors.HeadNotFound(f"{type(module).__name__} has no linear layer inside that could give its logits")
-    return linear[-1]
+    return linear[-1] if linear else None
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
@@ -408,7 +406,7 @@ def _lite0_tensors(folders: list[Path]) -> Mapping[str, Tensor]:
 
 def imagenet_classes() -> tuple[str, ...]:
     """The 1,000 WordNet ids of ImageNet-1k in the order of the logits, which is the sorted one."""
-    return tuple(package("timm.data").ImageNetInfo().label_names())
+    return tuple(resources.files("wise_atta.data").joinpath("imagenet_classes.txt").read_text("ascii").split())
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -419,33 +417,30 @@ def _from_file(name: str) -> SourceModel:
     path = Path(place).expanduser()
     tensors = read_tensors(path)
     if described:
-        base = _described(described)
-        return _model(name, _loaded(base.module, tensors, name), base.architecture, base.preparation, _kept(base))
-    card = _card_beside(path)
-    base = _described(card["architecture"])
-    preparation = replace(base.preparation, **{field.name: card[field.name] for field in fields(Preparation)})
-    return _model(name, _loaded(base.module, tensors, name), base.architecture, preparation, tuple(card["classes"]))
-
-
-def _described(name: str) -> SourceModel:
-    """The network that a file's tensors belong to, without any weights of its own being fetched."""
-    if _is_factory(name):
-        return _from_factory(name)
-    plan = _plan(name if "@" in name or re.match(r"timm/[^.]+\.", name) else f"{name}@random")
-    return _model(name, _built(plan), plan.architecture, plan.preparation, plan.classes)
-
-
-def _loaded(module: nn.Module, tensors: Mapping[str, Tensor], name: str) -> nn.Module:
-    weight = tensors.get(f"{_head(module)[0]}.weight")
+        module, plan = _described(described)
+        classes = plan.classes
+    else:
+        card = _card_beside(path)
+        module, plan = _described(card["architecture"])
+        plan = replace(plan, preparation=Preparation(**{field.name: card[field.name] for field in fields(Preparation)}))
+        classes = tuple(card["classes"])
+    head = _last_linear(module)
+    weight = tensors.get(f"{head[0]}.weight") if head else None
     if weight is not None and weight.dim() == 2:
         with_classes(module, len(weight))
+        # A file with another number of classes has classes of its own.
+        classes = classes if classes is not None and len(classes) == len(weight) else None
     fill(module, tensors, name)
-    return module
+    return _model(name, module, plan.architecture, plan.preparation, classes)
 
 
-def _kept(base: SourceModel) -> tuple[str, ...] | None:
-    outputs = _head(base.module)[1].out_features
-    return base.classes if base.classes is not None and len(base.classes) == outputs else None
+def _described(name: str) -> tuple[nn.Module, _Plan]:
+    """The network that a file's tensors belong to, without any weights of its own being fetched."""
+    if _is_factory(name):
+        model = _from_factory(name)
+        return model.module, _Plan(name, lambda: model.module, model.preparation, model.classes)
+    plan = _plan(name if "@" in name or re.match(r"timm/[^.]+\.", name) else f"{name}@random")
+    return _seeded(plan.build, plan.seed), plan
 
 
 def _card_beside(path: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Where do source models come from? From one seeded, resumable training loop that writes a checkpoint and its card.
 
-Pictures are decoded once into 8-bit tensors on the training device and augmented there. Everything that is drawn for
+Decoded are decoded once into 8-bit tensors on the training device and augmented there. Everything that is drawn for
 an epoch depends on the seed and the epoch alone, and the state is saved after each, so a run that was killed and
 started again ends with the same weights on the same device.
 """
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from wise_atta import errors, rng
-from wise_atta.data import archives, models, pictures
+from wise_atta.data import catalog, layouts, models
+from wise_atta.data.datasets import Place
 from wise_atta.data.models import Preparation, SourceModel
 
 
@@ -95,25 +97,29 @@ RECIPES = {
     "digits": Recipe(start="wise_atta/digits_cnn@random", epochs=20, batch=64, flip=False, shift=1, held_out=0.5),
     "folder": Recipe(start="efficientnet_lite0", epochs=8, batch=32, rate=0.02, decay=1e-4, held_out=0.2),
 }
-_TRAINED_ON = {"cifar10": "cifar10-train", "pacs": "pacs-photo"}
-_TESTED_ON = {"cifar10": ("cifar10-test",), "pacs": ("pacs-art_painting", "pacs-cartoon")}
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """A whole data set in memory: 8-bit pixels [n, channels, height, width] and the class of each."""
+class Decoded:
+    """A whole domain in memory: 8-bit pixels [n, channels, height, width] and the class of each."""
 
     name: str
     pixels: Tensor
     labels: Tensor
     classes: tuple[str, ...]
-    sha256: str
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def part(self, chosen: Tensor, name: str) -> Pictures:
-        return dataclasses.replace(self, name=name, pixels=self.pixels[chosen], labels=self.labels[chosen])
+    @cached_property
+    def sha256(self) -> str:
+        """Of the pixels, the labels and the names of the classes."""
+        digest = hashlib.sha256(self.pixels.contiguous().numpy().data)
+        digest.update(self.labels.numpy().tobytes() + "\n".join(self.classes).encode())
+        return digest.hexdigest()
+
+    def part(self, chosen: Tensor, name: str) -> Decoded:
+        return Decoded(name, self.pixels[chosen], self.labels[chosen], self.classes)
 
 
 @dataclass(frozen=True)
@@ -224,9 +230,9 @@ def train(
 
 
 def evaluate(
-    model: SourceModel, data: str | Path | Pictures, *, device: str | torch.device | None = None, batch: int = 256
+    model: SourceModel, data: Decoded, *, device: str | torch.device | None = None, batch: int = 64
 ) -> dict[str, Any]:
-    """How often a model is wrong on a data set, with what that number depends on.
+    """How often a model is wrong on one domain, with what that number depends on.
 
     Classes are matched by name. The data may have fewer than the model, which still chooses among all of its own; a
     model that does not name its classes is taken to have those of the data, in sorted order.
@@ -234,7 +240,6 @@ def evaluate(
     >>> evaluate(models.load("wise_atta/digits_cnn@random"), digits())["pictures"]
     1797
     """
-    data = data if isinstance(data, Pictures) else read(data, model)
     order = model.classes or data.classes
     truth = _as_classes(order, data)
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -263,44 +268,36 @@ def evaluate(
 # ---- pictures --------------------------------------------------------------------------------------------------------
 
 
-def read(path: str | Path, preparation: Preparation) -> Pictures:
-    """Decode a folder or archive of `class/picture`; classes in sorted order, pictures in order of their names."""
-    path = Path(path).expanduser()
-    if len(preparation.mean) != 3:
-        raise errors.BadConfig(f"pictures are read in colour, and this model takes {len(preparation.mean)} channel")
-    archive = archives.open_archive(path)
-    names = [name for name in archive.walk() if name.lower().endswith(pictures.SUFFIXES)]
-    flat = [name for name in names if name.count("/") != 1]
-    if flat or not names:
-        raise errors.DataError(f"{path} is not a tree of class/picture: {flat[0] if flat else 'it has no pictures'}")
-    classes = sorted({name.partition("/")[0] for name in names})
-    digest = hashlib.sha256()
+def read(data: str | Path, preparation: Preparation, root: str | Path | None = None) -> Iterator[Decoded]:
+    """Decode a data set, one domain (at one severity) after the other.
 
-    def fitted(item: tuple[str, bytes]) -> Tensor:
-        name, data = item
-        picture = pictures.decode(data, archive.where(name))
-        pixels = pictures.fit(
-            picture,
-            archive.where(name),
-            resize=preparation.resize,
-            crop=preparation.crop,
-            interpolation=preparation.interpolation,
+    `data` is a name for `open_dataset`, or a folder or archive of `class/picture` or `domain/class/picture`.
+    """
+    path = Path(data).expanduser()
+    if path.exists():
+        dataset = layouts.read_tree(path.stem, layouts.open_all([path]))
+    else:
+        dataset = catalog.open_dataset(str(data), root)
+    if len(preparation.mean) != dataset.channels:
+        raise errors.BadConfig(
+            f"{dataset.name} has {dataset.channels} channels, the model takes {len(preparation.mean)}: choose another"
         )
-        return torch.from_numpy(np.array(pixels)).permute(2, 0, 1)
+    for place in dataset.all_places():
+        name = dataset.name if len(dataset.domains) == 1 else f"{dataset.name}/{place.name}"
+        labels = torch.from_numpy(place.pictures.labels)
+        yield Decoded(name, _decoded(place, preparation), labels, dataset.classes)
 
-    def hashed() -> Iterator[tuple[str, bytes]]:
-        for name in names:
-            data = archive.read(name)
-            digest.update(f"{name}|{len(data)}|".encode() + data)
-            yield name, data
 
+def _decoded(place: Place, preparation: Preparation) -> Tensor:
+    cut = {key: getattr(preparation, key) for key in ("resize", "crop", "interpolation")}
+    # A data set may cut several squares from a picture; a model is measured on the one that it was made for.
+    centred = dataclasses.replace(place, views=1)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        pixels = torch.stack(list(pool.map(fitted, hashed())))
-    labels = torch.tensor([classes.index(name.partition("/")[0]) for name in names])
-    return Pictures(path.stem, pixels, labels, tuple(classes), digest.hexdigest())
+        squares = list(pool.map(lambda index: centred.load(index, **cut), range(len(centred))))
+    return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
 
 
-def digits() -> Pictures:
+def digits() -> Decoded:
     """scikit-learn's 1,797 digits of 8×8, their 17 grey values spread over 8 bits."""
     try:
         from sklearn.datasets import load_digits
@@ -309,14 +306,11 @@ def digits() -> Pictures:
     found = load_digits()
     pixels = np.round(found.images * (255 / 16)).astype(np.uint8)[:, None]
     labels = found.target.astype(np.int64)
-    digest = hashlib.sha256(pixels.tobytes() + labels.tobytes()).hexdigest()
-    return Pictures(
-        "digits", torch.from_numpy(pixels), torch.from_numpy(labels), tuple(map(str, found.target_names)), digest
-    )
+    return Decoded("digits", torch.from_numpy(pixels), torch.from_numpy(labels), tuple(map(str, found.target_names)))
 
 
-def split(data: Pictures, held_out: float, seed: int) -> tuple[Pictures, Pictures]:
-    """Pictures to learn from and pictures to measure on, the same share of every class.
+def split(data: Decoded, held_out: float, seed: int) -> tuple[Decoded, Decoded]:
+    """Decoded to learn from and pictures to measure on, the same share of every class.
 
     >>> learned, kept = split(digits(), 0.5, seed=0)
     >>> len(learned), len(kept)
@@ -334,21 +328,23 @@ def split(data: Pictures, held_out: float, seed: int) -> tuple[Pictures, Picture
 
 def _data(
     what: str, data: str | Path | None, tests: Sequence[str | Path], model: SourceModel, recipe: Recipe
-) -> tuple[Pictures, list[Pictures]]:
+) -> tuple[Decoded, list[Decoded]]:
     """What is learned from and what is measured on."""
     # Room for random crops: all that lies around the centre square is kept.
     wide = dataclasses.replace(model.preparation, crop=model.resize or model.crop)
     if what == "digits":
-        learned = digits()
-    elif what in _TRAINED_ON:
-        folder = _data_folder(data)
-        learned = read(_named(folder, _TRAINED_ON[what]), wide)
-        tests = [*(_named(folder, name) for name in _TESTED_ON[what]), *tests]
-    elif Path(what).expanduser().exists():
-        learned = read(what, wide)
+        learned, measured = digits(), []
+    elif what == "cifar10":
+        learned, *_ = read("cifar10-train", wide, data)
+        measured = list(read("cifar10", model, data))
+    elif what == "pacs":
+        learned, *measured = read("pacs", wide, data)
     else:
-        raise errors.unknown("data set or folder", what, [*_TRAINED_ON, "digits"])
-    measured = [read(test, model.preparation) for test in tests]
+        learned, *others = read(what, wide)
+        measured = []
+        if others:
+            raise errors.BadConfig(f"{what} has several domains, such as {others[0].name}: name one of its folders")
+    measured += [domain for test in tests for domain in read(test, model)]
     for test in measured:
         _as_classes(learned.classes, test)
     if recipe.held_out:
@@ -357,23 +353,7 @@ def _data(
     return learned, measured
 
 
-def _data_folder(data: str | Path | None) -> Path:
-    given = data or os.environ.get("WISE_ATTA_DATA")
-    if not given:
-        raise errors.DataError(
-            "where are the pictures? Give --data or set WISE_ATTA_DATA to the folder that holds them"
-        )
-    return Path(given).expanduser()
-
-
-def _named(folder: Path, name: str) -> Path:
-    for path in (folder / f"{name}.zip", folder / f"{name}.tar", folder / name):
-        if path.exists():
-            return path
-    raise errors.DataError(f"{folder} holds neither {name}.zip nor {name}.tar nor a folder {name}")
-
-
-def _as_classes(order: tuple[str, ...], data: Pictures) -> Tensor:
+def _as_classes(order: tuple[str, ...], data: Decoded) -> Tensor:
     """The labels of `data` as positions in `order`."""
     strange = [name for name in data.classes if name not in order]
     if strange:
@@ -391,7 +371,7 @@ def _centre(pixels: Tensor, crop: int) -> Tensor:
 
 def _fit(
     model: SourceModel,
-    data: Pictures,
+    data: Decoded,
     recipe: Recipe,
     device: torch.device,
     files: _Files,

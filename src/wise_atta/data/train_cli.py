@@ -20,7 +20,7 @@ app = typer.Typer(help="Train source models and measure them.")
 Data = Annotated[Path | None, typer.Option(help="Folder of the named data sets (WISE_ATTA_DATA).")]
 Weights = Annotated[Path | None, typer.Option(help="Folder with weights files, searched first (WISE_ATTA_WEIGHTS).")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1 …; by default CUDA where there is one.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
+Json = Annotated[bool, typer.Option("--json", help="Print results as JSON, one a line, and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 
 
@@ -89,18 +89,20 @@ def train(
 @app.command()
 def evaluate(
     model: Annotated[str, typer.Argument(help="A model by name, see the guide on models.")],
-    data: Annotated[Path, typer.Argument(help="A folder or archive of class/picture.")],
+    what: Annotated[str, typer.Argument(help="A data set by name, or a folder or archive of pictures by class.")],
+    data: Data = None,
     weights: Weights = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
     """Measure a model's error on a data set as it is, without adaptation."""
-    found = training.evaluate(models.load(model, weights=weights), data, device=device)
-    if as_json:
-        typer.echo(json.dumps(found))
-        return
-    typer.echo(f"{found['model']} on {found['data']}: {_percent(found['error'], found['pictures'])}")
-    typer.echo(f"weights {found['weights_hash'][:16]}, data {found['data_sha256'][:16]}")
+    source = models.load(model, weights=weights)
+    for domain in training.read(what, source, data):
+        found = training.evaluate(source, domain, device=device)
+        if as_json:
+            typer.echo(json.dumps(found))
+        else:
+            typer.echo(f"{found['model']} on {found['data']}: {_percent(found['error'], found['pictures'])}")
 
 
 def _percent(error: float, pictures: int) -> str:
