@@ -129,6 +129,8 @@ class Adapter:
             raise errors.unknown("context", context, get_args(Context))
         if labels < 1:
             raise errors.BadConfig(f"labels (a batch) must be at least 1, not {labels}")
+        if expires_after is not None and expires_after < 0:
+            raise errors.BadConfig(f"expires_after must be None or 0 batches or more, not {expires_after}")
         self.classifier = classifier
         self.update = update
         self.policy = Never() if policy is None else policy
@@ -143,9 +145,9 @@ class Adapter:
         if anchor is None and asks and (self.utility.needs_anchor or self.selector.needs_anchor):
             anchor = Anchor()
         self.anchor = anchor
+        update.start(classifier, anchor)
         if anchor is not None:
             anchor.start(classifier.live)
-        update.start(classifier, anchor)
         self._asks = asks
         self._number = 0
         self._age = 0
@@ -189,6 +191,7 @@ class Adapter:
     def _predict(self, batch: Batch, count: int, ask: bool, learn: bool) -> Prediction:
         began, work = time.perf_counter(), replace(self.classifier.work)
         graph = learn and self.update.needs_graph and not self.update.only_selected
+        self._drop_graph()
         forward = self.classifier.forward(batch.inputs, grad=graph)
         logits = forward.logits.detach()
         number = self._number + 1
@@ -206,6 +209,7 @@ class Adapter:
         if ask:
             want = min(self.labels, count)
             granted = want if self._free else self.policy.decide(score, want=want, samples=count)
+            before = self.selector.state_dict()
             try:
                 rows = self.selector.pick(view, granted) if granted else []
                 queries = [Query.of(batch, number, row, logits) for row in rows]
@@ -213,10 +217,10 @@ class Adapter:
             except BaseException:
                 if not self._free:
                     self.policy.undo()
+                self.selector.load_state_dict(before)
                 raise
         self._number = number
         self._age += 1
-        self._drop_graph()
         out = Prediction(
             logits=scored,
             queries=queries,
@@ -238,11 +242,12 @@ class Adapter:
     def _view(self, number: int, forward: Forward) -> View:
         # The closures must not hold the forward: a view may outlive its graph.
         inputs, version = forward.inputs, forward.version
+        anchor_now = None if self.anchor is None else self.anchor.now()
 
         def anchor_logits() -> Tensor:
-            if self.anchor is None:
+            if anchor_now is None:
                 raise errors.BadConfig("drift needs an anchor: give the adapter anchor=Anchor()")
-            return self.classifier.forward(inputs, version=self.anchor.version).logits
+            return self.classifier.forward(inputs, version=anchor_now()).logits
 
         return View(
             number,
@@ -483,20 +488,27 @@ class Adapter:
                 self.update.reset()
                 self.classifier.reset_statistics()
                 self._drop_graph()
-            self.restart(policy=policy, account=account)
+                self._begin()
+            self._forget(policy, account)
 
     def restart(self, *, policy: bool = True, account: bool = True) -> None:
         """Let anchor and selector begin anew at the current tensors, as the published code does at a new domain."""
         with self._lock:
-            self._age = 0
-            self.selector.reset()
-            if self.anchor is not None:
-                self.anchor.start(self.classifier.live)
-            self.policy.reset(history=policy, account=account)
-            if account and self._desk is not None:
-                self._desk.reset()
-                if self.annotator is not None:
-                    self.annotator.reset()
+            self._begin()
+            self._forget(policy, account)
+
+    def _begin(self) -> None:
+        self._age = 0
+        self.selector.reset()
+        if self.anchor is not None:
+            self.anchor.start(self.classifier.live)
+
+    def _forget(self, policy: bool, account: bool) -> None:
+        self.policy.reset(history=policy, account=account)
+        if account and self._desk is not None:
+            self._desk.reset()
+            if self.annotator is not None:
+                self.annotator.reset()
 
     # -- keeping it ---------------------------------------------------------------------------------------------
 
@@ -534,18 +546,26 @@ class Adapter:
                 raise errors.StateMismatch(f"the state could not be read: {error!r}") from error
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
+        if not isinstance(state, Mapping):
+            raise errors.StateMismatch(f"a state is what state_dict() gave, not a {type(state).__name__}")
         if state.get("version") != _VERSION:
             raise errors.StateMismatch(
                 f"the state is of version {state.get('version')!r}, this is version {_VERSION}: save it again with the "
                 "release that wrote it, or start from the source"
             )
-        if state.get("parts") != self._parts():
-            raise errors.StateMismatch(f"the state is of {state.get('parts')}, this adapter is {self._parts()}")
+        saved, parts = state.get("parts", {}), self._parts()
+        differ = [
+            f"{name} {saved.get(name)} there, {part} here" for name, part in parts.items() if saved.get(name) != part
+        ]
+        if differ:
+            raise errors.StateMismatch(
+                f"the state is of another method: {'; '.join(differ)}. Load it into an adapter with the same parts"
+            )
         theirs, own = state.get("model", {}), self.classifier.fingerprint()
         if theirs != own:
             differs = sorted(key for key in own if theirs.get(key) != own[key])
             raise errors.StateMismatch(
-                f"the state belongs to another model: {', '.join(differs)} of the adapted tensors differ. "
+                f"the state belongs to another model: {', '.join(differs)} of its tensors differ. "
                 "Load it into an adapter of the same model and weights"
             )
 
@@ -568,7 +588,10 @@ class Adapter:
         self._drop_graph()
 
     def _parts(self) -> dict[str, str]:
-        return {name: type(getattr(self, name)).__name__ for name in ("update", "policy", "utility", "selector")}
+        names = ("update", "policy", "utility", "selector", "anchor")
+        parts = {name: type(getattr(self, name)).__name__ for name in names}
+        objective = type(getattr(self.update, "objective", None)).__name__
+        return parts | {"objective": objective, "statistics": self.classifier.statistics}
 
 
 def _all_finite(inputs: Inputs, logits: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -34,14 +35,19 @@ class Anchor:
     def follow(self, version: Version) -> None:
         """Move towards a version's values."""
         assert self._flat is not None
-        # A new vector, not a write to the old one: a forward in another thread may be using it.
+        # A new vector, not a write to the old one: whoever still looks at an earlier batch sees that batch's anchor.
         self._flat = self._flat.lerp(version.flat, 1 - self.momentum)
 
     @property
     def version(self) -> Version:
         """The anchor's values, to run a forward with."""
-        assert self._flat is not None and self._layout is not None
-        return Version(self._flat, self._layout, grad=False)
+        return self.now()()
+
+    def now(self) -> Callable[[], Version]:
+        """The values of this moment, to be taken up later, if at all."""
+        flat, layout = self._flat, self._layout
+        assert flat is not None and layout is not None
+        return lambda: Version(flat, layout, grad=False)
 
     def state_dict(self) -> dict[str, Any]:
         assert self._flat is not None
