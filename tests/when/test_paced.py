@@ -318,7 +318,7 @@ def test_the_window_forgets_old_scores() -> None:
     subject = BudgetPaced(0.2, window=3, credit=99, slack=math.inf, horizon=math.inf)
     for score in (100.0, 100.0, 100.0, 1.0, 2.0, 3.0):
         subject.decide(score)
-    assert subject.state_dict()["scores"].tolist() == [1.0, 2.0, 3.0]
+    assert subject.state_dict()["scores"] == [1.0, 2.0, 3.0]
     assert subject.decide(4.0) == 1, "4 is high again"
 
 
@@ -340,7 +340,7 @@ def test_damaged_scores_are_refused(scores: object) -> None:
     state = subject.state_dict()
     with pytest.raises(errors.StateMismatch, match="scores"):
         subject.load_state_dict({**state, "scores": scores})
-    assert subject.state_dict()["scores"].tolist() == [1.0] and subject.seen == 1
+    assert subject.state_dict()["scores"] == [1.0] and subject.seen == 1
 
 
 @pytest.mark.parametrize(

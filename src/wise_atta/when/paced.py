@@ -159,7 +159,7 @@ class BudgetPaced(Policy):
             self._scores = Window(self.window)
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "scores": np.array(list(self._scores), dtype=np.float64)}
+        return {**super().state_dict(), "scores": list(self._scores)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._match(state)
