@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import platform
 import time
@@ -20,12 +21,14 @@ import wise_atta
 from wise_atta import errors, methods, when, who
 from wise_atta.adapter import Adapter, Prediction, Step
 from wise_atta.bench.experiment import CARD_VERSION, Experiment
+from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.record import Folder, claimed, read_json
-from wise_atta.data import StreamSpec, models, open_stream, picture_of
+from wise_atta.data import Dataset, StreamSpec, models, open_stream, picture_of
+from wise_atta.data.streams import DataStream, PictureStream
 from wise_atta.stream import Batch
 from wise_atta.wrap import adapt
 
-Progress = Callable[[int, int, float, int], None]
+Progress = Callable[[int, int | None, float, int], None]
 
 
 @dataclass
@@ -84,24 +87,36 @@ class Built:
     experiment: Experiment
     adapter: Adapter
     method: methods.Method
-    stream: Any
+    stream: DataStream | Held
     truth: Mapping[str, int]
     source: models.SourceModel
     device: torch.device
 
 
-def build(experiment: Experiment, *, data: Path | None = None, weights: Path | None = None) -> Built:
-    """Open data and model and put the method around them. Everything that can be wrong shows here."""
+def build(
+    experiment: Experiment, *, data: Path | None = None, weights: Path | None = None, shelf: Shelf | None = None
+) -> Built:
+    """Open data and model and put the method around them. Everything that can be wrong shows here.
+
+    A `shelf` holds streams in memory, for many runs in one process.
+    """
     device = pick_device(experiment.device)
     source = models.load(experiment.model, weights=weights)
-    stream, truth = open_stream(_cut(experiment.spec(), source), data, device=device, workers=experiment.workers)
-    method = methods.get(experiment.method, **_options(experiment, len(stream)))
+    spec = _cut(experiment.spec(), source)
+    opener = open_stream if shelf is None else shelf.open
+    stream, truth = opener(spec, data, device=device, workers=experiment.workers)
+    method = methods.get(experiment.method, **_options(experiment, stream.length))
     if experiment.exhaust and not isinstance(method.policy, when.Never):
-        method = replace(method, policy=when.Exhaust(method.policy, length=len(stream)))
+        if stream.length is None:
+            raise errors.BadConfig(f"exhaust needs a stream of known length, which {experiment.data} is not")
+        method = replace(method, policy=when.Exhaust(method.policy, length=stream.length))
     answers: who.Annotator = who.Oracle(truth)
-    mask = stream.dataset.mask
+    dataset: Dataset | None = getattr(stream, "dataset", None)
+    mask = None if dataset is None else dataset.mask
     if experiment.noise:
-        classes = len(stream.dataset.classes)
+        if dataset is None:
+            raise errors.BadConfig(f"noise needs the number of classes, which {experiment.data} does not tell")
+        classes = len(dataset.classes)
         answers = who.Noisy(answers, rate=experiment.noise, classes=classes, seed=experiment.seed)
     if experiment.delay:
         answers = who.Delayed(answers, batches=experiment.delay, seed=experiment.seed)
@@ -126,6 +141,7 @@ def run(
     *,
     data: Path | None = None,
     weights: Path | None = None,
+    shelf: Shelf | None = None,
     progress: Progress | None = None,
     checkpoint: int = 100,
     again: bool = False,
@@ -148,7 +164,7 @@ def run(
     if done is not None and not again:
         return done
     with claimed(folder), _settings(experiment):
-        built = build(experiment, data=data, weights=weights)
+        built = build(experiment, data=data, weights=weights, shelf=shelf)
         files = Folder(folder)
         score, began, seconds = Score(), time.perf_counter(), 0.0
         state = None if again else files.restore()
@@ -164,10 +180,10 @@ def run(
             raise errors.DataError(f"{folder} holds an unfinished run of another experiment: choose another folder")
         recorder = Recorder(built, files, score)
         number = start
-        for number, batch in enumerate(built.stream.batches(start), start + 1):
+        for number, batch in enumerate(_from(built.stream, start), start + 1):
             recorder.step(batch)
             if progress is not None:
-                progress(number, len(built.stream), score.error, built.adapter.policy.spent)
+                progress(number, built.stream.length, score.error, built.adapter.policy.spent)
             if number % checkpoint == 0:
                 files.checkpoint(
                     {
@@ -346,7 +362,7 @@ def _settings(experiment: Experiment) -> Iterator[None]:
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = flags
 
 
-def _options(experiment: Experiment, length: int) -> dict[str, Any]:
+def _options(experiment: Experiment, length: int | None) -> dict[str, Any]:
     """The method's options: those given, and those of the description that the method knows."""
     options = dict(experiment.options)
     takes = methods.options(experiment.method)
@@ -363,6 +379,13 @@ def _options(experiment: Experiment, length: int) -> dict[str, Any]:
     if options.get("preset") == "authors" or options.get("exact"):
         options.setdefault("length", length)
     return options
+
+
+def _from(stream: DataStream | Held, start: int) -> Iterator[Batch]:
+    """The batches from number `start` on; a stream that cannot start there is read up to it."""
+    if isinstance(stream, PictureStream | Held):
+        return stream.batches(start)
+    return itertools.islice(iter(stream), start, None)
 
 
 def _cut(spec: StreamSpec, source: models.SourceModel) -> StreamSpec:
