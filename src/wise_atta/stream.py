@@ -133,6 +133,8 @@ def correlate(
         shares = generator.dirichlet(np.full(slots, concentration))
         ends = np.round(np.cumsum(shares) * len(members))[:-1]
         slot[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
+    # Mixed anew: each class's share of a slot is a stretch of the first mixing, which would come in class by class.
+    mixed = shuffle(len(labels), generator)
     return mixed[np.argsort(slot[mixed], kind="stable")]
 
 

@@ -159,7 +159,7 @@ class _Packed(Archive):
                 if head:
                     files.append(head)
                 at += 1
-        return files, folders
+        return files, sorted(folders)  # "b-c/" comes before "b/", but b before b-c
 
     def where(self, name: str) -> str:
         return f"{self.path}:{name}"

@@ -265,7 +265,7 @@ ENTRIES = {
         ),
         Entry(
             name="digits",
-            title="scikit-learn's 8×8 digits, grey, the part that `wise-atta train digits` does not see",
+            title="scikit-learn's digits, grey, 32 px, the part that `wise-atta train digits` does not see",
             layout="digits",
             places=(),
             home="https://archive.ics.uci.edu/dataset/80",
@@ -275,7 +275,7 @@ ENTRIES = {
         ),
         Entry(
             name="digits-train",
-            title="scikit-learn's 8×8 digits, grey, the part that `wise-atta train digits` learns from",
+            title="scikit-learn's digits, grey, 32 px, the part that `wise-atta train digits` learns from",
             layout="digits",
             places=(),
             home="https://archive.ics.uci.edu/dataset/80",
@@ -376,6 +376,10 @@ def _read(entry: Entry, root: str | Path | None, report: layouts.Report) -> Data
         return layouts.read_digits(entry.name == "digits-train")
     folder = data_root(root)
     paths = find(entry, folder)
+    for item in entry.downloads:
+        part = folder / entry.folder / (item.file + ".part")
+        if part.exists():
+            raise errors.DataError(f"{part} is half downloaded: `wise-atta data fetch {entry.name}` goes on from there")
     if not paths:
         raise errors.DataError(
             f"{entry.name} is not in {folder}: looked for {', '.join(' + '.join(place) for place in entry.places)}. "
