@@ -82,7 +82,7 @@ def test_normalisation_crop_and_class_order_come_with_the_name(
 
 def test_calling_the_model_normalises_and_calling_its_module_does_not() -> None:
     model = models.load("wise_atta/digits_cnn@random")
-    pixels = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    pixels = torch.rand(3, 1, 32, 32, generator=torch.Generator().manual_seed(0))
     assert torch.equal(model(pixels), model.module((pixels - 0.5) / 0.25))
 
 

@@ -234,7 +234,7 @@ def read_npy(name: str, archive: Archive, *, classes: Sequence[str] | None = Non
 
 
 def read_digits(train: bool) -> Dataset:
-    """scikit-learn's 8×8 grey digits: those that `wise-atta train digits` learns from, or the others."""
+    """scikit-learn's grey digits: those that `wise-atta train digits` learns from, or the others."""
     from wise_atta.data.train import RECIPES, digits, split
 
     parts = split(digits(), RECIPES["digits"].held_out, RECIPES["digits"].seed)

@@ -8,6 +8,7 @@ name                                            meaning
 `timm/resnet50.tv_in1k`, `timm/resnet50@random` architecture and weights as timm names them
 `timm/tf_efficientnet_lite0@PACKAGE`            weights that an installed package carries; short: `efficientnet_lite0`
 `wise_atta/resnet18_w32@random`                 a network of this project (`wise_atta.data.nets`)
+`digits`                                        what `wise-atta train digits` gives, trained at first use and kept
 `file:model.safetensors`                        a checkpoint of this project, its card `model.json` beside it
 `file:weights.pth#torchvision/resnet50@random`  any weights file, after `#` the architecture and preparation it is for
 `package.module:factory`                        a function without arguments that returns a `SourceModel`
@@ -151,12 +152,14 @@ def load(name: str, *, weights: str | Path | None = None) -> SourceModel:
     Examples
     --------
     >>> model = load("wise_atta/digits_cnn@random")
-    >>> model.mean, model.crop, model(torch.zeros(2, 1, 8, 8)).shape
-    ((0.5,), 8, torch.Size([2, 10]))
+    >>> model.mean, model.crop, model(torch.zeros(2, 1, 32, 32)).shape
+    ((0.5,), 32, torch.Size([2, 10]))
     >>> model.weights_hash == load("wise_atta/digits_cnn@random:1").weights_hash
     False
     """
     name = ALIASES.get(name, name)
+    if name == "digits":
+        return _digits()
     if name.startswith("file:"):
         return _from_file(name)
     if _is_factory(name):
@@ -282,7 +285,7 @@ def _plan(name: str) -> _Plan:
     if family not in families or not rest:
         examples = ["torchvision/resnet50@IMAGENET1K_V1", "timm/resnet50.tv_in1k", "file:model.safetensors"]
         raise errors.unknown(
-            "model", name, [*ALIASES, *examples, "wise_atta/resnet18@random", "package.module:factory"]
+            "model", name, [*ALIASES, "digits", *examples, "wise_atta/resnet18@random", "package.module:factory"]
         )
     architecture, _, tag = rest.partition("@")
     found = re.fullmatch(r"random(?::(\d+))?", tag)
@@ -295,10 +298,8 @@ def _own(architecture: str, tag: str, seed: int | None) -> _Plan:
             f"wise_atta/{architecture} is an architecture without published weights: add @random, "
             "or name a checkpoint, file:model.safetensors"
         )
-    grey = architecture == "digits_cnn"
-    preparation = Preparation(
-        mean=(0.5,) * (1 if grey else 3), std=(0.25,) * (1 if grey else 3), crop=8 if grey else 32
-    )
+    channels = 1 if architecture == "digits_cnn" else 3
+    preparation = Preparation(mean=(0.5,) * channels, std=(0.25,) * channels, crop=32)
     return _Plan(f"wise_atta/{architecture}", lambda: nets.build(architecture), preparation, seed=seed)
 
 
@@ -402,6 +403,23 @@ def _lite0_tensors(folders: list[Path]) -> Mapping[str, Tensor]:
     if len(found) != len(names):
         raise errors.DataError(f"{path} holds {len(found)} tensors, EfficientNet-Lite0 has {len(names)}")
     return dict(zip(names, found, strict=True))
+
+
+def _digits() -> SourceModel:
+    """The digits model of the default recipe, trained in seconds and kept in the user's cache."""
+    from wise_atta.data import train
+
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "wise-atta" / "models"
+    threads = torch.get_num_threads()
+    # One thread: sums, and with them the weights, would depend on the number of cores.
+    torch.set_num_threads(1)
+    try:
+        card = train.train("digits", out=folder, name="digits", device="cpu", report=lambda step: None)
+    except errors.StateMismatch:  # kept by a version with another recipe
+        card = train.train("digits", out=folder, name="digits", device="cpu", report=lambda step: None, restart=True)
+    finally:
+        torch.set_num_threads(threads)
+    return replace(load(f"file:{folder / 'digits.safetensors'}"), name="digits", weights_hash=card["weights_hash"])
 
 
 def imagenet_classes() -> tuple[str, ...]:

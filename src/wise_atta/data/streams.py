@@ -419,7 +419,7 @@ def open_stream(
     digits: 250 samples, 3 batches of 100, from 896 in 1 domain (all that were published)
     >>> batch = next(iter(stream))
     >>> batch.inputs.shape, truth[batch.ids[0]] in range(10)
-    (torch.Size([100, 1, 8, 8]), True)
+    (torch.Size([100, 1, 32, 32]), True)
     """
     if spec.data.startswith("python:"):
         return from_iterable(_factory(spec.data), spec, device=device)
