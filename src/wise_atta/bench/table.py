@@ -1,0 +1,59 @@
+"""What came out? Cards gathered into rows: mean and deviation over seeds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Row:
+    """Runs that differ in nothing but the seed."""
+
+    experiment: dict[str, Any]
+    cards: tuple[dict[str, Any], ...]
+
+    def values(self, result: str) -> list[float]:
+        """One result of each run, by seed."""
+        return [float(card["results"][result]) for card in self.cards]
+
+    def mean(self, result: str = "error") -> float:
+        return float(np.mean(self.values(result)))
+
+    def sd(self, result: str = "error") -> float | None:
+        """Deviation over seeds; None with one seed."""
+        values = self.values(result)
+        return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+    def text(self, result: str = "error", digits: int = 1) -> str:
+        """`mean ± deviation`."""
+        sd = self.sd(result)
+        return f"{self.mean(result):.{digits}f}" + ("" if sd is None else f" ± {sd:.{digits}f}")
+
+
+def rows(cards: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Cards grouped over seeds, in the order in which they came."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for card in cards:
+        key = json.dumps({k: v for k, v in card["experiment"].items() if k != "seed"}, sort_keys=True)
+        groups.setdefault(key, []).append(dict(card))
+    return [
+        Row(group[0]["experiment"], tuple(sorted(group, key=lambda card: int(card["experiment"]["seed"]))))
+        for group in groups.values()
+    ]
+
+
+def markdown(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others numbers.
+
+    >>> print(markdown(["method", "error"], [["bn", "20.8"]]))
+    | method | error |
+    | --- | ---: |
+    | bn | 20.8 |
+    """
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [list(header), rule, *map(list, lines)])
