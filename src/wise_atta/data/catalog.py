@@ -13,6 +13,10 @@ from wise_atta.data.corruptions.tables import CORRUPTIONS
 from wise_atta.data.datasets import Dataset
 
 
+# What can stand after a clean data set's name.
+SUFFIXES = {"c": CORRUPTIONS, "extra": EXTRA}
+
+
 @dataclass(frozen=True)
 class Download:
     """An official archive. A `checksum`, `md5:…` or `sha256:…`, stands here only with the `source` that has it."""
@@ -329,7 +333,7 @@ def open_dataset(name: str, root: str | Path | None = None, *, report: layouts.R
         One of `ENTRIES`; `tree:PATH` for class/picture or domain/class/picture, `grid:PATH` for
         corruption/severity/class/picture, `npy:PATH` for CIFAR-10-C's layout, each a folder, a zip or a tar below
         `root`; `hf:NAME` for a Hugging Face dataset. With `+c` after a clean one, its pictures under our own
-        corruptions, computed on the fly.
+        15 corruptions, computed on the fly; with `+extra`, under the four further ones, which tuning uses.
     root
         The folder with the data; WISE_ATTA_DATA if not given.
     report
@@ -340,12 +344,12 @@ def open_dataset(name: str, root: str | Path | None = None, *, report: layouts.R
     >>> open_dataset("digits+c").domains[:2]
     ('gaussian_noise', 'shot_noise')
     """
-    clean, corrupt, rest = name.partition("+c")
-    if corrupt and not rest:
+    clean, plus, suffix = name.rpartition("+")
+    if plus and suffix in SUFFIXES:
         dataset = open_dataset(clean, root, report=report)
         if dataset.severities:
-            raise errors.BadConfig(f"{clean} is corrupted already: leave out the +c")
-        return layouts.corrupted(dataset, CORRUPTIONS)
+            raise errors.BadConfig(f"{clean} is corrupted already: leave out the +{suffix}")
+        return replace(layouts.corrupted(dataset, SUFFIXES[suffix]), name=name)
     kind, colon, place = name.partition(":")
     if colon and kind == "hf":
         return layouts.read_hub(name)
