@@ -9,9 +9,8 @@ from pathlib import Path
 
 from wise_atta import errors
 from wise_atta.data import layouts
-from wise_atta.data.corruptions.tables import CORRUPTIONS
+from wise_atta.data.corruptions.tables import CORRUPTIONS, EXTRA
 from wise_atta.data.datasets import Dataset
-
 
 # What can stand after a clean data set's name.
 SUFFIXES = {"c": CORRUPTIONS, "extra": EXTRA}
