@@ -1,21 +1,47 @@
 """How does the model learn? Losses and update rules, and which tensors they touch."""
 
+from wise_atta.how.average import Average
+from wise_atta.how.consistency import cross_entropy, symmetric_cross_entropy
 from wise_atta.how.descend import Descend
+from wise_atta.how.filters import Redundancy, confident
+from wise_atta.how.fisher import SourceData, SourcePenalty, fisher
 from wise_atta.how.labels import Labels, Late
-from wise_atta.how.objective import Entropy, Objective
+from wise_atta.how.likelihood_ratio import LikelihoodRatio
+from wise_atta.how.objective import Entropy, Objective, ReliableEntropy
 from wise_atta.how.optimizer import Optimizer
+from wise_atta.how.restore import Restore
+from wise_atta.how.sharpness import SharpnessAware, climb
+from wise_atta.how.teacher import TeacherStudent
 from wise_atta.how.two_step import PublishedTwoStep, TwoStep
-from wise_atta.how.update import NoUpdate, Update
+from wise_atta.how.update import NoUpdate, Update, skipped
+from wise_atta.how.views import Augment, Augmentation
 
 __all__ = [
+    "Augment",
+    "Augmentation",
+    "Average",
     "Descend",
     "Entropy",
     "Labels",
     "Late",
+    "LikelihoodRatio",
     "NoUpdate",
     "Objective",
     "Optimizer",
     "PublishedTwoStep",
+    "Redundancy",
+    "ReliableEntropy",
+    "Restore",
+    "SharpnessAware",
+    "SourceData",
+    "SourcePenalty",
+    "TeacherStudent",
     "TwoStep",
     "Update",
+    "climb",
+    "confident",
+    "cross_entropy",
+    "fisher",
+    "skipped",
+    "symmetric_cross_entropy",
 ]

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from wise_atta import errors, signals
+from wise_atta.how.filters import Redundancy, confident
 from wise_atta.how.labels import Labels
 from wise_atta.model import Classifier, Forward
 
@@ -48,10 +49,50 @@ class Entropy(Objective):
         entropy = signals.entropy(forward.logits)
         if self.below is None:
             return entropy.mean()
-        keep = entropy.detach() < signals.entropy_threshold(forward.logits.shape[1], self.below)
-        keep &= ~labels.mask(forward)
+        keep = confident(entropy, forward.logits.shape[1], self.below) & ~labels.mask(forward)
         kept = entropy[keep]
         return kept.mean() if len(kept) else None
 
     def __repr__(self) -> str:
         return f"Entropy(below={self.below})"
+
+
+class ReliableEntropy(Objective):
+    """(1/|S|) Σ_S exp(E₀ − H)·H over the samples S that are confident, new and not labelled; the weight is a constant.
+
+    Parameters
+    ----------
+    below
+        E₀ as a share of ln C.
+    epsilon, mean_momentum
+        ε, and the momentum of p̄. See `Redundancy`.
+    """
+
+    def __init__(self, *, below: float = 0.4, epsilon: float = 0.05, mean_momentum: float = 0.9) -> None:
+        if below <= 0:
+            raise errors.BadConfig(f"below is a fraction of ln C above 0, not {below}")
+        self.below = below
+        self.redundancy = Redundancy(epsilon, mean_momentum)
+
+    def __call__(self, model: Classifier, forward: Forward, labels: Labels) -> Tensor | None:
+        classes = forward.logits.shape[1]
+        entropy, probs = signals.entropy(forward.logits), forward.logits.detach().softmax(dim=1)
+        keep = confident(entropy, classes, self.below)  # H < E₀
+        keep &= self.redundancy.new(probs)  # |cos(p̄, p)| < ε
+        keep &= ~labels.mask(forward)
+        self.redundancy.follow(probs[keep])  # p̄ ← 0.9·p̄ + 0.1·(mean of the kept p)
+        kept = entropy[keep]
+        weight = (signals.entropy_threshold(classes, self.below) - kept.detach()).exp()  # exp(E₀ − H)
+        return (weight * kept).mean() if len(kept) else None
+
+    def reset(self) -> None:
+        self.redundancy.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.redundancy.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.redundancy.load_state_dict(state["mean"])
+
+    def __repr__(self) -> str:
+        return f"ReliableEntropy(below={self.below}, redundancy={self.redundancy!r})"

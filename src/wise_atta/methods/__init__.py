@@ -2,23 +2,68 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 from collections.abc import Callable
 from typing import Any
 
 from wise_atta import errors
 from wise_atta.methods.bn import bn
+from wise_atta.methods.cotta import cotta
+from wise_atta.methods.eata import eata
+from wise_atta.methods.eta import eta
 from wise_atta.methods.method import Method
+from wise_atta.methods.roid import roid
+from wise_atta.methods.sar import sar
 from wise_atta.methods.source import source
+from wise_atta.methods.table import ROWS, Row
 from wise_atta.methods.tent import tent
 from wise_atta.methods.wise import wise
 
-__all__ = ["METHODS", "Method", "bn", "get", "options", "source", "tent", "wise"]
+__all__ = [
+    "METHODS",
+    "Method",
+    "Row",
+    "bn",
+    "cotta",
+    "eata",
+    "eta",
+    "get",
+    "list",
+    "options",
+    "roid",
+    "sar",
+    "source",
+    "tent",
+    "wise",
+]
 
-METHODS: dict[str, Callable[..., Method]] = {"source": source, "bn": bn, "tent": tent, "wise": wise}
+METHODS: dict[str, Callable[..., Method]] = {
+    "source": source,
+    "bn": bn,
+    "tent": tent,
+    "eta": eta,
+    "eata": eata,
+    "sar": sar,
+    "cotta": cotta,
+    "roid": roid,
+    "wise": wise,
+}
 
 
-def options(name: str) -> list[str]:
+def list() -> builtins.list[Row]:
+    """Every method at a glance: labels a batch, adapted tensors, memory, reference.
+
+    >>> for row in list()[:3]:
+    ...     print(row.name, row.labels, row.adapts)
+    source 0 nothing
+    bn 0 nothing
+    tent 0 norm
+    """
+    return [row for row in ROWS if row.name in METHODS]
+
+
+def options(name: str) -> builtins.list[str]:
     """The names of the options that a method takes.
 
     >>> "lr" in options("tent"), "ratio" in options("tent")
@@ -26,7 +71,7 @@ def options(name: str) -> list[str]:
     """
     if name not in METHODS:
         raise errors.unknown("method", name, METHODS)
-    return list(inspect.signature(METHODS[name]).parameters)
+    return [*inspect.signature(METHODS[name]).parameters]
 
 
 def get(name: str, **options: Any) -> Method:

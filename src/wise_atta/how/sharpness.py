@@ -1,0 +1,124 @@
+"""Is the loss flat around here? A step by the gradient at the point of largest loss nearby."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from wise_atta import errors, signals
+from wise_atta.how.average import Average
+from wise_atta.how.filters import confident
+from wise_atta.how.labels import Labels
+from wise_atta.how.optimizer import Optimizer
+from wise_atta.how.update import Update, skipped
+from wise_atta.model import Classifier, Forward, Spec, Version
+
+
+def climb(version: Version, gradients: Mapping[str, list[Tensor]], rho: float) -> Version:
+    """θ + ρ·g/‖g‖, with the norm over all adapted tensors together. Groups without a gradient stay.
+
+    Nobody else sees the new version: the live one is as it was.
+    """
+    layout = version.layout
+    named = {n: g for group, found in gradients.items() for n, g in zip(layout.groups[group], found, strict=True)}
+    flat = layout.flatten({name: named.get(name, torch.zeros_like(t)) for name, t in version.tensors.items()})
+    # A gradient of zero climbs nowhere.
+    return Version(version.flat + rho * flat / (torch.linalg.vector_norm(flat) + 1e-12), layout)
+
+
+class SharpnessAware(Update):
+    """Entropy of reliable samples, by its gradient at θ + ρ·g/‖g‖; a collapsed model goes back to the source.
+
+    Parameters
+    ----------
+    adapt
+        Which tensors.
+    lr
+        None: 1e-3 for nets that are normalised by LayerNorm alone, such as a ViT; 2.5e-4 for others.
+    momentum, nesterov
+        Of SGD.
+    below
+        Samples with H < below·ln C are reliable, before and after the climb.
+    rho
+        ρ, how far to climb.
+    loss_momentum, restore_below
+        Where the moving average of the second loss falls below `restore_below`, tensors and optimizer return to the
+        source; the average goes on.
+    """
+
+    def __init__(
+        self,
+        *,
+        adapt: Spec = ("norm", "!last-norm"),
+        lr: float | None = None,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        below: float = 0.4,
+        rho: float = 0.05,
+        loss_momentum: float = 0.9,
+        restore_below: float = 0.2,
+    ) -> None:
+        if rho < 0 or below <= 0:
+            raise errors.BadConfig(f"rho must be at least 0 and below above 0, not {rho} and {below}")
+        self.adapts = {"adapted": adapt}
+        self.lr = lr
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.below = below
+        self.rho = rho
+        self.average = Average(loss_momentum)
+        self.restore_below = restore_below
+
+    def make_optimizer(self, model: Classifier) -> Optimizer:
+        lr = _published_lr(model.model) if self.lr is None else self.lr
+        return Optimizer(model, lr=lr, momentum=self.momentum, nesterov=self.nesterov)
+
+    def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
+        model, classes = self.model, forward.logits.shape[1]
+        first = signals.entropy(forward.logits)
+        keep = confident(first, classes, self.below) & ~labels.mask(forward)  # S₁: H < E₀
+        if not keep.any():
+            return skipped()
+        gradients = model.gradients(first[keep].mean(), forward.version, ["adapted"])  # g = ∂/∂θ mean of H over S₁
+        above = climb(forward.version, gradients, self.rho)  # θ + ρ·g/‖g‖
+        second = signals.entropy(model.forward(forward.inputs, version=above, grad=True).logits)
+        keep &= confident(second, classes, self.below)  # S₂ ⊆ S₁: H < E₀ there too
+        if not keep.any():
+            return skipped()
+        loss = second[keep].mean()
+        self.average.follow(loss)  # m ← 0.9·m + 0.1·L
+        assert self.average.value is not None
+        if self.average.value < self.restore_below:  # m < 0.2: collapsed
+            self.optimizer.reset()
+            return {"loss": loss.detach(), "restored": torch.ones(())}
+        self.optimizer.step(model.gradients(loss, above, ["adapted"]))  # θ ← θ − η·∂L/∂θ at θ + ρ·g/‖g‖
+        return {"loss": loss.detach()}
+
+    def reset(self) -> None:
+        super().reset()
+        self.average.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"average": self.average.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.average.load_state_dict(state["average"])
+        super().load_state_dict(state)
+
+    def __repr__(self) -> str:
+        return (
+            f"SharpnessAware(adapt={self.adapts['adapted']!r}, lr={self.lr}, below={self.below}, rho={self.rho}, "
+            f"restore_below={self.restore_below})"
+        )
+
+
+def _published_lr(net: nn.Module) -> float:
+    """1e-3 for nets with LayerNorm alone (a ViT), 2.5e-4 for others."""
+    layer, other = (
+        any(isinstance(m, kind) for m in net.modules()) for kind in (nn.LayerNorm, nn.GroupNorm | _BatchNorm)
+    )
+    return 1e-3 if layer and not other else 2.5e-4
