@@ -1,0 +1,154 @@
+"""What does a batch cost? Forwards and backwards, counted in kernels below the level of modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from core import nets
+from core.count import Kernels
+
+from wise_atta import Adapter, adapt
+from wise_atta.model import Work
+
+N = 8
+GRAD, PLAIN, LATE = (True, N), (False, N), (True, 1)
+
+
+def wise(**options: Any) -> Adapter:
+    return adapt(nets.make(), "wise", **({"policy": "uniform", "ratio": 0.5, "entropy": "all"} | options))
+
+
+def play(adapter: Adapter, number: int, answer: bool = True) -> tuple[Kernels, Work]:
+    """One predict and one learn, with prompt answers or none."""
+    with Kernels() as kernels:
+        out = adapter.predict(nets.batch(number=number))
+        step = adapter.learn(out, {query.id: nets.truth(query) for query in out.queries} if answer else {})
+    return kernels, step.work
+
+
+def test_the_counter_sees_what_a_plain_training_step_costs() -> None:
+    net = nets.make()
+    with Kernels() as kernels:
+        with torch.no_grad():
+            net(nets.batch())
+        net(nets.batch()).sum().backward()
+    assert kernels.forwards() == {GRAD: 1, PLAIN: 1}
+    assert kernels.backwards["convolution_backward"] == 2
+
+
+@pytest.mark.parametrize("statistics", ["batch", "source", "mixed", "ema"])
+def test_an_unselected_batch_costs_one_forward_with_gradients_and_a_selected_one_one_more_without(
+    statistics: str,
+) -> None:
+    adapter = wise(statistics=statistics)
+    play(adapter, 1)
+    selected, work = play(adapter, 2)
+    assert selected.forwards() == {GRAD: 1, PLAIN: 1}
+    assert work == Work(forwards=2, gradient_forwards=1, backwards=1)
+    unselected, work = play(adapter, 3)
+    assert unselected.forwards() == {GRAD: 1}
+    assert work == Work(forwards=1, gradient_forwards=1, backwards=1)
+    # The input of the first convolution needs no gradient and its weight does not adapt: one backward of the second.
+    assert selected.backwards["convolution_backward"] == unselected.backwards["convolution_backward"] == 1
+
+
+def test_the_very_first_batch_costs_no_more_than_the_others() -> None:
+    kernels, _ = play(wise(), 1)
+    assert kernels.forwards() == {GRAD: 1}
+
+
+def test_the_head_is_learned_from_the_features_of_the_same_forward() -> None:
+    adapter = wise(ratio=1.0)
+    play(adapter, 1)
+    kernels, _ = play(adapter, 2)
+    heads = {key[1:]: n for key, n in kernels.calls.items() if key[0] == "addmm"}
+    assert heads == {GRAD: 1, PLAIN: 1, LATE: 1}, "the forward, the anchor's, and the labelled row once more"
+
+
+@pytest.mark.parametrize(("selector", "anchor"), [("drift", 1), ("max-entropy", 0), ("margin", 0), ("random", 0)])
+def test_only_a_selector_that_looks_at_the_anchor_pays_for_it(selector: str, anchor: int) -> None:
+    kernels, _ = play(wise(ratio=1.0, selector=selector), 1)
+    assert kernels.forwards().get(PLAIN, 0) == anchor
+
+
+@pytest.mark.parametrize("utility", ["mean-drift", "topk-drift"])
+def test_a_drift_utility_runs_the_anchor_on_every_batch_and_once_only(utility: str) -> None:
+    adapter = wise(utility=utility)
+    for number in range(1, 5):
+        kernels, _ = play(adapter, number)
+        assert kernels.forwards() == {GRAD: 1, PLAIN: 1}
+
+
+def test_in_light_mode_an_unselected_batch_costs_one_forward_without_gradients_and_nothing_else() -> None:
+    adapter = wise(only_selected=True)
+    unselected, work = play(adapter, 1)
+    assert unselected.forwards() == {PLAIN: 1} and not unselected.backwards
+    assert work == Work(forwards=1)
+    selected, work = play(adapter, 2)
+    assert selected.forwards() == {PLAIN: 2, GRAD: 1}, "the prediction, the anchor, and the forward that learns"
+    assert work == Work(forwards=3, gradient_forwards=1, backwards=1)
+
+
+def test_a_late_label_costs_one_forward_of_one_sample_in_learn_and_none_in_predict() -> None:
+    adapter = wise(ratio=1.0, policy="uniform")
+    first = adapter.predict(nets.batch(number=1))
+    adapter.learn(first)
+    with Kernels() as predicting:
+        second = adapter.predict(nets.batch(number=2))
+    with Kernels() as learning:
+        step = adapter.learn(second, {query.id: 1 for query in first.queries})
+    assert predicting.forwards() == {GRAD: 1, PLAIN: 1}
+    assert learning.forwards() == {LATE: 1}
+    assert step.late == 1 and step.work == Work(forwards=3, gradient_forwards=2, backwards=1)
+
+
+@pytest.mark.parametrize("method", ["source", "bn"])
+def test_a_method_that_does_not_learn_costs_one_forward_without_gradients(method: str) -> None:
+    kernels, work = play(adapt(nets.make(), method), 1)
+    assert kernels.forwards() == {PLAIN: 1} and not kernels.backwards
+    assert work == Work(forwards=1)
+
+
+def test_tent_costs_one_forward_and_one_backward() -> None:
+    kernels, work = play(adapt(nets.make(), "tent"), 1)
+    assert kernels.forwards() == {GRAD: 1} and kernels.backwards["convolution_backward"] == 1
+    assert work == Work(forwards=1, gradient_forwards=1, backwards=1)
+
+
+def test_plain_inference_costs_one_forward_without_gradients_and_keeps_nothing() -> None:
+    adapter = wise(ratio=1.0)
+    with Kernels() as kernels:
+        out = adapter.predict(nets.batch(), ask=False, learn=False)
+    assert kernels.forwards() == {PLAIN: 1}
+    assert out._forward is None and out._inputs is None
+
+
+def test_a_shadow_costs_the_source_s_forward_on_top() -> None:
+    kernels, _ = play(wise(shadow=True), 1)
+    assert kernels.forwards() == {GRAD: 1, PLAIN: 1}
+
+
+def test_learning_an_older_prediction_repeats_its_forward_and_counts_it() -> None:
+    adapter = wise(ratio=0.1)
+    older = adapter.predict(nets.batch(number=1))
+    adapter.predict(nets.batch(number=2))
+    with Kernels() as kernels:
+        step = adapter.learn(older)
+    assert kernels.forwards() == {GRAD: 1}
+    assert step.work == Work(forwards=2, gradient_forwards=2, backwards=1)
+
+
+def test_supervising_a_block_costs_a_second_backward_of_the_same_forward() -> None:
+    adapter = wise(ratio=1.0, block="block")
+    kernels, work = play(adapter, 1)
+    assert kernels.forwards() == {GRAD: 1, PLAIN: 1}
+    assert work == Work(forwards=2, gradient_forwards=1, backwards=2)
+
+
+def test_the_published_update_costs_a_second_forward_on_a_selected_batch() -> None:
+    adapter = wise(policy="paced", preset="authors", ratio=1.0, length=100, selector="max-entropy")
+    kernels, work = play(adapter, 1)
+    assert kernels.forwards() == {GRAD: 2}
+    assert work == Work(forwards=2, gradient_forwards=2, backwards=2)
