@@ -116,7 +116,7 @@ def test_extra_corruptions_are_there_but_not_part_of_the_benchmark(
 
 def test_a_missing_corruption_is_not_passed_over(tmp_path: Path, pack: Pack, class_files: Make) -> None:
     pack(tmp_path / "ImageNet-C", class_files("fog/5/", size=(224, 224)))
-    with pytest.raises(errors.DataError, match="imagenet-c lacks gaussian_noise.*such as fog"):
+    with pytest.raises(errors.DataError, match=r"imagenet-c lacks gaussian_noise.*such as fog"):
         open_stream(StreamSpec(data="imagenet-c"), tmp_path)
     stream, _ = open_stream(StreamSpec(data="imagenet-c", domains=("fog",)), tmp_path)
     assert stream.length == 1
@@ -309,7 +309,7 @@ def test_without_the_package_a_hugging_face_name_says_what_to_install(monkeypatc
 def test_names_that_do_not_exist_are_answered_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(errors.UnknownName, match="Did you mean 'imagenet-r'"):
         open_dataset("imagnet-r", tmp_path)
-    with pytest.raises(errors.DataError, match="imagenet-r is not in .*wise-atta data fetch imagenet-r"):
+    with pytest.raises(errors.DataError, match=r"imagenet-r is not in .*wise-atta data fetch imagenet-r"):
         open_dataset("imagenet-r", tmp_path)
     with pytest.raises(errors.DataError, match=r"comes from https://domaingeneralization"):
         open_dataset("pacs", tmp_path)

@@ -68,7 +68,7 @@ def check(
     Parameters
     ----------
     name
-        See `open_dataset`; with `+c` it is the clean pictures that are checked.
+        See `open_dataset`; of `NAME+c` it is the clean pictures that are checked.
     decode
         Whether pictures are decoded as well as hashed.
     manifest
@@ -81,7 +81,8 @@ def check(
     >>> findings.pictures, findings.problems
     (896, [])
     """
-    name = name.removesuffix("+c")
+    clean, _, suffix = name.rpartition("+")
+    name = clean if suffix in catalog.SUFFIXES else name
     findings = Findings(name)
     try:
         dataset = catalog.open_dataset(name, root, report=lambda error: findings.problems.append(str(error)))

@@ -371,22 +371,14 @@ class PictureStream(DataStream):
 
 
 def corrupt_pixels(pixels: Tensor, place: Place, keys: Sequence[str], seed: int) -> Tensor:
-    """Apply a place's corruption to 8-bit pixels [n, channels, height, width].
-
-    Grey is repeated into three channels and averaged afterwards. The corruptions know no pictures below 16 px: those
-    are enlarged fourfold by repetition before, and one pixel of each block is taken after.
-    """
+    """Apply a place's corruption to 8-bit pixels; grey is repeated into three channels and averaged afterwards."""
     from wise_atta.data.corruptions import corrupt
 
     assert place.corruption is not None and place.severity is not None
-    grey, small = pixels.shape[1] == 1, min(pixels.shape[2:]) < 16
-    shown = pixels.expand(-1, 3, -1, -1) if grey else pixels
-    if small:
-        shown = shown.repeat_interleave(4, 2).repeat_interleave(4, 3)
-    shown = corrupt(shown.contiguous(), place.corruption, place.severity, seed=seed, ids=list(keys))
-    if small:
-        shown = shown[:, :, 1::4, 1::4]
-    return shown.float().mean(1, keepdim=True).round().to(torch.uint8) if grey else shown
+    grey = pixels.shape[1] == 1
+    colour = pixels.expand(-1, 3, -1, -1).contiguous() if grey else pixels
+    result = corrupt(colour, place.corruption, place.severity, seed=seed, ids=list(keys))
+    return result.float().mean(1, keepdim=True).round().to(torch.uint8) if grey else result
 
 
 def open_stream(
