@@ -50,7 +50,7 @@ def motion_blur(images: Tensor, motion: Motion, chance: Chance) -> Tensor:
 
 
 def along_line(images: Tensor, motion: Motion, angle: NDArray[np.float64]) -> Tensor:
-    """8-bit pictures [n, c, H, W] moved along lines, one angle in degrees each: half a Gaussian in whole-pixel steps."""
+    """8-bit pictures [n, c, H, W] moved along lines, one angle in degrees each: half a Gaussian in whole pixels."""
     step = np.arange(2 * motion.radius + 1)
     weight = np.exp(-(step**2) / (2 * motion.sigma**2))
     turn = np.deg2rad(angle)[:, None]
@@ -60,7 +60,8 @@ def along_line(images: Tensor, motion: Motion, angle: NDArray[np.float64]) -> Te
     place = torch.from_numpy((row - corner[0]) * width + column - corner[1]).to(images.device, non_blocking=True)
     weights = torch.from_numpy(filters.quantise(weight / weight.sum())).to(images.device, non_blocking=True)
     kernels = torch.zeros(len(place), height * width, dtype=torch.float64, device=images.device)
-    kernels.scatter_add_(1, place, weights.expand(place.shape))
+    rows = torch.arange(len(place), device=images.device)[:, None]
+    kernels.index_put_((rows, place), weights, accumulate=True)
     return filters.correlate(images, kernels.view(-1, height, width), corner, "nearest")
 
 

@@ -77,13 +77,13 @@ def pictures(path: Path, count: int, size: int = 224) -> Tensor:
     crops: dict[str, Picture] = {}
     with zipfile.ZipFile(path) as archive:
         for name in sorted(archive.namelist()):
-            if len(crops) == count or not name.lower().endswith((".jpg", ".jpeg", ".png")):
+            folder = str(Path(name).parent)
+            if len(crops) == count or folder in crops or not name.lower().endswith((".jpg", ".jpeg", ".png")):
                 continue
             with Image.open(io.BytesIO(archive.read(name))) as image:
                 left, top = (image.width - size) // 2, (image.height - size) // 2
                 if min(left, top) >= 0:
-                    crop = image.convert("RGB").crop((left, top, left + size, top + size))
-                    crops.setdefault(str(Path(name).parent), np.array(crop))
+                    crops[folder] = np.array(image.convert("RGB").crop((left, top, left + size, top + size)))
     if len(crops) < count:
         raise DataError(f"{path} has {len(crops)} pictures of {size} px or more in folders of their own, not {count}")
     return torch.from_numpy(np.stack(list(crops.values()))).permute(0, 3, 1, 2).contiguous()
@@ -104,7 +104,7 @@ def reference_parameters(name: str, severity: int, height: int) -> Parameters:
 def handed(images: Tensor, name: str, severity: int, seed: int, key: int | str) -> Iterator[None]:
     """Numpy's global draws are replaced by those that one picture [1, 3, H, W] gets here, in the reference's order.
 
-    OpenCV's resize is switched off meanwhile: the reference enlarges frost textures by a tenth, unlike the released set.
+    OpenCV's resize is switched off meanwhile: the reference enlarges frost textures by a tenth, the released set not.
     """
     height, width = images.shape[-2:]
     chance = draw(seed, name, severity, [key], images, images.device)

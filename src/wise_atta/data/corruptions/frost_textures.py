@@ -24,7 +24,7 @@ _LOOKS = (
     (350, 527, (138, 153, 165), 29),
     (495, 660, (112, 123, 135), 43),
 )
-_DIRECTIONS = 12
+_DIRECTIONS = 8
 _MARGIN = 1.1
 
 Texture = NDArray[np.uint8]
@@ -92,14 +92,14 @@ def _draw(number: int) -> Texture:
     """Needles in patches: noise smeared along lines, in a direction that changes from patch to patch."""
     height, width, colour, deviation = _LOOKS[number]
     chance = rng.numpy(number, "frost texture")
-    row, column = np.meshgrid(np.fft.fftfreq(height), np.fft.fftfreq(width), indexing="ij")
+    row, column = np.meshgrid(np.fft.fftfreq(height), np.fft.rfftfreq(width), indexing="ij")
     best, needles = np.full((height, width), -np.inf), np.zeros((height, width))
     for angle in np.pi * np.arange(_DIRECTIONS) / _DIRECTIONS:
         along, across = row * np.sin(angle) + column * np.cos(angle), column * np.sin(angle) - row * np.cos(angle)
-        noise = np.fft.fft2(chance.standard_normal((2, height, width)))
+        noise = np.fft.rfft2(chance.standard_normal((2, height, width)))
         smear = np.exp(-((along * 60) ** 2) - (across * 3) ** 2)
         patch = np.exp(-((along * 120) ** 2) - (across * 40) ** 2)
-        streaks, where = (np.fft.ifft2(noise * np.stack([smear, patch]))).real
+        streaks, where = np.fft.irfft2(noise * np.stack([smear, patch]), s=(height, width))
         where /= where.std()
         needles = np.where(where > best, np.abs(streaks) / streaks.std(), needles)
         best = np.maximum(best, where)

@@ -129,8 +129,7 @@ def _relief(distance: Tensor) -> Tensor:
 def _equalise(level: Tensor) -> Tensor:
     """Levels replaced by how many pixels lie below, so that each grey level is about as frequent."""
     flat = level.flatten(1).to(torch.int64)
-    count = torch.zeros(len(flat), 256, dtype=torch.int64, device=level.device)
-    count.scatter_add_(1, flat, torch.ones_like(flat))
+    count = torch.stack([(flat == value).sum(1) for value in range(_FAR + 1)], dim=1)
     first = (count > 0).to(torch.uint8).argmax(1, keepdim=True)
     lowest = count.gather(1, first)
     above = (count.cumsum(1) - lowest).to(torch.float64)
