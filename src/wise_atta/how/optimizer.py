@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -35,8 +36,11 @@ class Optimizer:
         nesterov: bool = True,
         weight_decay: float = 0.0,
     ) -> None:
-        if lr < 0:
-            raise errors.BadConfig(f"the learning rate must be at least 0, not {lr}")
+        check_rate(lr)
+        if not 0 <= momentum < 1 or not weight_decay >= 0:
+            raise errors.BadConfig(
+                f"momentum must be in [0, 1) and weight_decay at least 0, not {momentum}, {weight_decay}"
+            )
         self.model = model
         self.lr = lr
         self._flat = model.source_flat()
@@ -119,6 +123,12 @@ class Optimizer:
         own = {key: {name: _copied(v) for name, v in entry.items()} for key, entry in state["optimizer"].items()}
         self._torch.load_state_dict({"state": own, "param_groups": fresh["param_groups"]})
         self.move(state["flat"].to(self._flat))
+
+
+def check_rate(lr: float) -> None:
+    """Refuse a learning rate that no optimizer takes."""
+    if not 0 <= lr < math.inf:
+        raise errors.BadConfig(f"a learning rate must be a number from 0 on, not {lr}")
 
 
 def _copied(value: Any) -> Any:

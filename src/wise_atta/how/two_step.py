@@ -11,7 +11,7 @@ from wise_atta import errors
 from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective
-from wise_atta.how.optimizer import Optimizer
+from wise_atta.how.optimizer import Optimizer, check_rate
 from wise_atta.how.update import Update, skipped
 from wise_atta.model import Classifier, Forward, Spec
 
@@ -70,6 +70,7 @@ class TwoStep(Update):
             raise errors.BadConfig("the weights of the losses must be at least 0")
         self.lr = lr
         self.head_lr = lr if head_lr is None else head_lr
+        check_rate(self.head_lr)
         self.lambda_sup = lambda_sup
         self.lambda_ent = lambda_ent
         self.lambda_head = lambda_head
@@ -149,9 +150,9 @@ class TwoStep(Update):
 class PublishedTwoStep(Update):
     """The sequence of the paper's published code, for comparison: two forwards and two steps of a labelled batch.
 
-    Unlabelled batch: `unlabelled`·L_ent on norm tensors and head bias. Labelled batch: `ent`·L_ent + `sup`·L_sup on the
-    norm tensors, then a fresh forward and `sup`·L_sup on norm tensors and head bias with the second learning rate. The
-    anchor follows after every step.
+    Unlabelled batch: `unlabelled`·L_ent on norm tensors and head bias, with the second learning rate. Labelled batch:
+    `ent`·L_ent + `sup`·L_sup on the norm tensors, then a fresh forward and `sup`·L_sup on norm tensors and head bias
+    with the second learning rate. The anchor follows after every step.
 
     Parameters
     ----------
@@ -179,6 +180,7 @@ class PublishedTwoStep(Update):
     ) -> None:
         self.lr = lr
         self.second_lr = second_lr
+        check_rate(second_lr)
         self.unlabelled = unlabelled
         self.ent = ent
         self.sup = sup
@@ -198,7 +200,7 @@ class PublishedTwoStep(Update):
         if not labels:
             if loss_ent is None:
                 return skipped()
-            self._step(self.unlabelled * loss_ent, forward, ("norm", "bias"), self.lr)
+            self._step(self.unlabelled * loss_ent, forward, ("norm", "bias"), self.second_lr)
             return losses
         loss_sup = labels.loss(labels.outputs(model, forward)[0])
         losses["sup"] = loss_sup.detach()
