@@ -25,7 +25,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from wise_atta import errors
 from wise_atta.stream import Inputs, leaves, size, tree_map
 
-StatisticsMode: TypeAlias = Literal["batch", "source", "mixed", "ema"]
+StatisticsMode: TypeAlias = Literal["batch", "source", "mixed", "ema", "renorm"]
 Spec: TypeAlias = str | Sequence[str]
 
 # Offsets in a flat vector are multiples of this, so that every view starts on a 256-byte boundary (float32).
@@ -38,11 +38,13 @@ class Statistics:
 
     `batch` is the number of samples if the variances are the unbiased ones of a batch, as the BatchNorm kernel
     leaves them; None if they are to be used as they are. `before` is the moving average that they follow, if any.
+    `moments` are those of the batch itself where it was normalised by a moving average that has yet to follow it.
     """
 
     values: Tensor
     batch: int | None = None
     before: Tensor | None = None
+    moments: Tensor | None = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"values": self.values.detach().cpu().clone(), "batch": self.batch}
@@ -194,7 +196,9 @@ class Classifier:
         block, a glob over parameter names, or a list of these; ``"!…"`` takes away.
     statistics
         What BatchNorm layers normalise with: the ``"batch"``, the ``"source"`` statistics, ``"mixed"`` (the source
-        counted as `prior` samples beside the batch), or ``"ema"`` (a moving average that starts at the source).
+        counted as `prior` samples beside the batch), ``"ema"`` (a moving average that starts at the source), or
+        ``"renorm"`` (batch renormalisation: a moving average that starts at the first batch, used before it follows
+        the batch at hand; gradients flow as if the batch had been used).
     classes
         Indices of the classes that can occur. Logits and labels are then over these, in this order.
     mean, std
@@ -202,7 +206,7 @@ class Classifier:
     prior
         For ``"mixed"``: how many samples the source statistics are worth.
     ema_weight
-        For ``"ema"``: the weight of a new batch.
+        For ``"ema"`` and ``"renorm"``: the weight of a new batch.
     """
 
     def __init__(
@@ -434,7 +438,7 @@ class Classifier:
                 raise errors.BadInput(f"inputs are on {leaf.device}, the model is on {self.device}: move the inputs")
             if leaf.is_floating_point() and leaf.dtype != self.dtype:
                 raise errors.BadInput(f"inputs are {leaf.dtype}, the model is {self.dtype}: convert the inputs")
-        if count == 1 and self.statistics == "batch" and self.has_batch_norm:
+        if count == 1 and self.statistics in ("batch", "renorm") and self.has_batch_norm:
             raise errors.SingleSample(
                 "one sample has no batch statistics to normalise with: use larger batches, or "
                 "statistics='ema' (or 'mixed', 'source')"
@@ -540,6 +544,12 @@ class Classifier:
             scratch = self._scratch()
             self._use(replica, scratch, training=True)
             yield Statistics(scratch, batch=count)
+        elif self.statistics == "renorm":
+            running, moments = self.running, self._scratch()
+            self._use(replica, self._scratch(), training=True)
+            renorm = _Renorm(None if running is None else self._pairs(running), self._pairs(moments))
+            with _hooked(replica.norms, None, renorm):
+                yield Statistics(moments if running is None else running, moments=moments)
         else:
             scratch = self._scratch()
             self._use(replica, scratch)
@@ -554,6 +564,8 @@ class Classifier:
     def commit(self, forward: Forward) -> None:
         """Let a moving average of statistics follow the batch of this forward."""
         used = forward.statistics
+        if used is not None and used.moments is not None:
+            self.running = used.moments if self.running is None else self.running.lerp(used.moments, self.ema_weight)
         if self.running is None or used is None or used.before is None:
             return
         if used.before is self.running:
@@ -565,7 +577,7 @@ class Classifier:
 
     def reset_statistics(self) -> None:
         if self.running is not None:
-            self.running = self._source_statistics()
+            self.running = self._source_statistics() if self.statistics == "ema" else None
 
     def _scratch(self) -> Tensor:
         return torch.zeros(2 * sum(self._channels), dtype=self.dtype, device=self.device)
@@ -589,7 +601,8 @@ class Classifier:
     def export(self, version: Version | None = None) -> nn.Module:
         """A plain module of its own with the adapted tensors, for the same inputs as the user's module.
 
-        BatchNorm layers normalise as they do here: with the batch, the source, the moving average or the mixture.
+        BatchNorm layers normalise as they do here: with the batch, the source, the moving average (with
+        ``"renorm"`` the batch as long as there is none) or the mixture.
         """
         module = copy.deepcopy(self.model).eval()
         version = self.live if version is None else version
@@ -599,9 +612,9 @@ class Classifier:
                     parameter.copy_(version.tensors[name])
         norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
         for index, norm in enumerate(norms):
-            if self.statistics == "batch":
+            if self.statistics == "batch" or (self.statistics == "renorm" and self.running is None):
                 norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
-            elif self.statistics == "ema" and self.running is not None:
+            elif self.running is not None:
                 mean, var = self._pairs(self.running)[index]
                 norm.running_mean, norm.running_var = mean.clone(), var.clone()
             elif self.statistics == "mixed":
@@ -639,6 +652,33 @@ class _Blend:
         norm.running_var.copy_(torch.lerp(self.before[index][1], var.to(self.before[index][1]), self.weight))
 
 
+class _Renorm:
+    """Batch renormalisation, layer by layer: y = γ·((x − μ_B)/σ_B·r + d) + β with r = σ_B/σ and d = (μ_B − μ)/σ.
+
+    μ and σ are the running statistics, r and d constants: the value is that of μ and σ, the gradient goes through the
+    batch. Without running statistics yet, r is 1 and d is 0. The kernel gives γ·(x − μ_B)/σ_B + β and leaves the
+    batch's mean and unbiased variance in the layer's buffers; `moments` takes the mean and the biased variance.
+    """
+
+    def __init__(self, running: list[tuple[Tensor, Tensor]] | None, moments: list[tuple[Tensor, Tensor]]) -> None:
+        self.running = running
+        self.moments = moments
+
+    def __call__(self, index: int, norm: _BatchNorm, x: Tensor, output: Tensor) -> Tensor:
+        assert norm.running_mean is not None and norm.running_var is not None
+        count = x.numel() // x.shape[1]
+        mean = self.moments[index][0].copy_(norm.running_mean)
+        var = self.moments[index][1].copy_(norm.running_var * ((count - 1) / count))
+        if self.running is None:
+            return output
+        sigma = (self.running[index][1] + norm.eps).sqrt()
+        r, d = (var + norm.eps).sqrt() / sigma, (mean - self.running[index][0]) / sigma
+        if norm.affine:
+            d = norm.weight * d + norm.bias * (1 - r)
+        shape = [1, -1, *[1] * (x.dim() - 2)]
+        return output * r.view(shape).to(output) + d.view(shape).to(output)
+
+
 class _Rebias:
     """Turn the unbiased variances of a batch into the biased ones that it was normalised with.
 
@@ -668,12 +708,18 @@ class _Mixture:
 
 
 @contextlib.contextmanager
-def _hooked(norms: Sequence[nn.Module], action: Callable[[int, Any, Tensor], None] | None) -> Iterator[None]:
-    """Run `action(index, layer, input)` before every layer's forward."""
+def _hooked(
+    norms: Sequence[nn.Module],
+    before: Callable[[int, Any, Tensor], None] | None,
+    after: Callable[[int, Any, Tensor, Tensor], Tensor] | None = None,
+) -> Iterator[None]:
+    """Run `before(index, layer, input)` before every layer's forward, let `after` change its output."""
     handles = []
-    if action is not None:
-        for index, norm in enumerate(norms):
-            handles.append(norm.register_forward_pre_hook(lambda m, args, i=index: action(i, m, args[0])))
+    for index, norm in enumerate(norms):
+        if before is not None:
+            handles.append(norm.register_forward_pre_hook(lambda m, args, i=index: before(i, m, args[0])))
+        if after is not None:
+            handles.append(norm.register_forward_hook(lambda m, args, out, i=index: after(i, m, args[0], out)))
     try:
         yield
     finally:
