@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from wise_atta import errors
@@ -26,4 +27,9 @@ def selector(name: str, **options: Any) -> Selector:
     """
     if name not in SELECTORS:
         raise errors.unknown("selector", name, SELECTORS)
+    takes = inspect.signature(SELECTORS[name])
+    try:
+        takes.bind(**options)
+    except TypeError as error:
+        raise errors.BadConfig(f"selector {name!r}: {error}. It takes: {', '.join(takes.parameters)}") from None
     return SELECTORS[name](**options)

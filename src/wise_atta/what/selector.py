@@ -106,7 +106,7 @@ class Perturbation(Selector):
     """
 
     def __init__(self, *, sigma: float = 0.01, balance: bool = False, seed: int = 0) -> None:
-        if sigma <= 0:
+        if not sigma > 0:
             raise errors.BadConfig(f"sigma must be above 0, not {sigma}")
         super().__init__(balance=balance, seed=seed)
         self.sigma = sigma
