@@ -35,13 +35,12 @@ class Restore:
         self.mask = mask
         self.seed = seed
 
-    def __call__(self, flat: Tensor, source: Tensor, layout: Layout, number: int) -> Tensor:
-        """The values of `flat`, some of them replaced by those of `source`."""
-        draw = self._draw if self.mask is None else self.mask
-        chosen = layout.flatten(draw(layout.shapes, rng.torch_cpu(self.seed, "restore", number)))
-        return torch.where(chosen.to(flat.device), source, flat)
+    def draw(self, layout: Layout, number: int) -> Tensor:
+        """A flat vector, true where a value returns at batch `number`."""
+        mask = self._independent if self.mask is None else self.mask
+        return layout.flatten(mask(layout.shapes, rng.torch_cpu(self.seed, "restore", number)))
 
-    def _draw(self, shapes: Mapping[str, torch.Size], generator: torch.Generator) -> dict[str, Tensor]:
+    def _independent(self, shapes: Mapping[str, torch.Size], generator: torch.Generator) -> dict[str, Tensor]:
         return {name: torch.rand(shape, generator=generator) < self.probability for name, shape in shapes.items()}
 
     def __repr__(self) -> str:

@@ -101,12 +101,13 @@ class TeacherStudent(Update):
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         model, target = self.model, self.output(forward)
+        returns = self.restore.draw(model.layout, self._batches).to(model.device)
         apart = symmetric_cross_entropy if self.symmetric else cross_entropy
         loss = apart(target, forward.logits).mean()
         self.optimizer.step(model.gradients(loss, forward.version, ["adapted"]), publish=False)
         student = self.optimizer.flat.detach()
         self.teacher.follow(Version(student, model.layout, grad=False))  # θ' ← 0.999·θ' + 0.001·θ
-        self.optimizer.move(self.restore(student, model.source_flat(), model.layout, self._batches))
+        self.optimizer.move(torch.where(returns, model.source_flat(), student))  # some θᵢ ← θ₀ᵢ
         self._batches += 1
         return {"loss": loss.detach()}
 

@@ -1,0 +1,83 @@
+"""Are the methods listed as they are, and do presets fill in what was not given?"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+from methods import small
+
+import wise_atta as wa
+
+BENCHMARKS = ("imagenet-c", "imagenet-r", "imagenet-k", "imagenet-a", "cifar10-c")
+ORDER = ["source", "bn", "tent", "eta", "eata", "sar", "cotta", "roid", "simatta", "hiltta", "cema", "eatta", "wise"]
+
+
+def test_the_list_names_every_registered_method_in_order() -> None:
+    names = [row.name for row in wa.methods.list()]
+    assert names == [name for name in ORDER if name in wa.methods.METHODS]
+    assert set(names) == set(wa.methods.METHODS)
+
+
+def test_rows_say_what_a_method_takes_and_adapts() -> None:
+    rows = {row.name: row for row in wa.methods.list()}
+    assert (rows["eata"].needs, rows["tent"].needs) == ("source", "")
+    assert rows["cotta"].adapts == "all"
+    with pytest.raises(AttributeError):
+        rows["eta"].name = "other"
+
+
+@pytest.mark.parametrize(
+    ("method", "preset", "expected"),
+    [
+        ("tent", "imagenet-c", {"lr": 2.5e-4, "kind": "sgd"}),
+        ("tent", "cifar10-c", {"lr": 1e-3, "kind": "adam"}),
+        ("eta", "imagenet-r", {"lr": 2.5e-4, "kind": "sgd", "objective.redundancy.epsilon": 0.05}),
+        ("eta", "cifar10-c", {"lr": 1e-3, "kind": "adam", "objective.redundancy.epsilon": 0.4}),
+        ("eata", "imagenet-k", {"objective.weight": 2000, "objective.objective.redundancy.epsilon": 0.05}),
+        ("eata", "cifar10-c", {"objective.weight": 1, "objective.objective.redundancy.epsilon": 0.4, "kind": "adam"}),
+        ("sar", "cifar10-c", {"lr": 1e-3, "nesterov": False}),
+        ("roid", "imagenet-a", {"lr": 2.5e-4, "kind": "sgd"}),
+        ("roid", "cifar10-c", {"lr": 1e-3, "kind": "adam"}),
+        ("cotta", "imagenet-c", {"lr": 0.01, "kind": "sgd", "threshold": 0.1, "restore.probability": 0.001}),
+        ("cotta", "cifar10-c", {"lr": 1e-3, "kind": "adam", "threshold": 0.92, "restore.probability": 0.01}),
+    ],
+)
+def test_a_preset_fills_in_published_constants(method: str, preset: str, expected: dict[str, Any]) -> None:
+    needs = {"source": small.batches(1)} if method == "eata" else {}
+    update = wa.methods.get(method, preset=preset, **needs).update
+    for path, value in expected.items():
+        found: Any = update
+        for part in path.split("."):
+            found = getattr(found, part)
+        assert found == value, path
+
+
+def test_cotta_is_symmetric_on_imagenet_alone() -> None:
+    assert wa.methods.cotta(preset="imagenet-c").update.symmetric
+    assert not wa.methods.cotta(preset="cifar10-c").update.symmetric
+
+
+def test_the_defaults_are_those_of_imagenet_c() -> None:
+    for name in ("tent", "eta", "sar", "roid", "cotta"):
+        assert repr(wa.methods.get(name).update) == repr(wa.methods.get(name, preset="imagenet-c").update)
+
+
+def test_what_is_given_wins_over_the_preset() -> None:
+    update = wa.methods.eta(preset="cifar10-c", epsilon=0.1).update
+    assert (update.objective.redundancy.epsilon, update.lr) == (0.1, 1e-3)
+
+
+@pytest.mark.parametrize("name", ["source", "bn", "tent", "eta", "eata", "sar", "cotta", "roid"])
+def test_every_unlabelled_method_has_every_preset_and_refuses_others(name: str) -> None:
+    needs = {"source": small.batches(1)} if name == "eata" else {}
+    for preset in BENCHMARKS:
+        assert wa.methods.get(name, preset=preset, **needs).name == name
+    with pytest.raises(wa.errors.UnknownName, match="imagenet-c"):
+        wa.methods.get(name, preset="imagenet", **needs)
+
+
+def test_signatures_are_those_of_the_methods_themselves() -> None:
+    assert {"preset", "lr", "epsilon"} <= set(inspect.signature(wa.methods.eta).parameters)
+    assert "seed" in wa.methods.options("roid")
