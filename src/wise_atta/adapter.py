@@ -35,6 +35,8 @@ class Prediction:
         [n, C], computed before any update on this batch, detached.
     queries
         The questions about this batch, at most what the budget allows; often empty.
+    sent
+        The same where the method has a teacher of its own: it answers them, nobody else is asked.
     utility
         The batch's score, or NaN if none was computed.
     spent, allowed
@@ -43,6 +45,7 @@ class Prediction:
 
     logits: Tensor
     queries: list[Query] = field(default_factory=list)
+    sent: list[Query] = field(default_factory=list)
     utility: float = float("nan")
     spent: int = 0
     allowed: float = 0
@@ -96,9 +99,9 @@ class Adapter:
     policy, utility
         When it asks: who decides, and the score that the decision is made on.
     selector, labels
-        What it asks: which samples of a selected batch, and how many at most.
+        What it asks: which samples of a selected batch, and how many at most (None: as many as the selector picks).
     annotator
-        Who answers, for `step`. With `predict` and `learn` the caller does.
+        Who answers, for `step`. With `predict` and `learn` the caller does. Not asked where `update` has a teacher.
     anchor
         The slow copy that drift is measured against; made if a part needs it.
     context
@@ -118,7 +121,7 @@ class Adapter:
         policy: Policy | None = None,
         utility: Utility | None = None,
         selector: Selector | None = None,
-        labels: int = 1,
+        labels: int | None = 1,
         annotator: Annotator | None = None,
         anchor: Anchor | None = None,
         context: Context = "own",
@@ -127,7 +130,7 @@ class Adapter:
     ) -> None:
         if context not in get_args(Context):
             raise errors.unknown("context", context, get_args(Context))
-        if labels < 1:
+        if labels is not None and labels < 1:
             raise errors.BadConfig(f"labels (a batch) must be at least 1, not {labels}")
         if expires_after is not None and expires_after < 0:
             raise errors.BadConfig(f"expires_after must be None or 0 batches or more, not {expires_after}")
@@ -176,6 +179,11 @@ class Adapter:
         count = self.classifier.check(batch.inputs)
         learn = learn and not self._frozen
         ask = ask and not self._frozen and self._asks
+        if ask and self._number == 0 and self.labels is not None and self.labels > count:
+            raise errors.BadConfig(
+                f"labels={self.labels} a batch, but the first batch has {count} samples: ask for at most as many as a "
+                "batch holds"
+            )
         if not (ask or learn):
             with torch.inference_mode(False), torch.no_grad():
                 return self._infer(batch)
@@ -207,7 +215,7 @@ class Adapter:
 
         queries: list[Query] = []
         if ask:
-            want = min(self.labels, count)
+            want = count if self.labels is None else min(self.labels, count)
             granted = want if self._free else self.policy.decide(score, want=want, samples=count)
             before = self.selector.state_dict()
             try:
@@ -219,11 +227,14 @@ class Adapter:
                     self.policy.undo()
                 self.selector.load_state_dict(before)
                 raise
+            if len(queries) < granted and not self._free:
+                self.policy.refund(granted - len(queries))
         self._number = number
         self._age += 1
         out = Prediction(
             logits=scored,
-            queries=queries,
+            queries=[] if self._taught else queries,
+            sent=queries if self._taught else [],
             utility=score,
             spent=self.policy.spent,
             allowed=self.policy.allowed,
@@ -310,19 +321,24 @@ class Adapter:
             raise errors.BadInput("this prediction cannot be learned: it came from plain inference or another adapter")
         new = self._checked(answers)
         todo = [*self._pending(), *new]
-        updates = not self._frozen and (not self.update.only_selected or bool(out.queries) or bool(todo))
+        asked = [*out.queries, *out.sent]
+        updates = not self._frozen and (not self.update.only_selected or bool(asked) or bool(todo))
         losses: dict[str, Tensor] = {}
+        taught: dict[str, int] = {}
         forward = out._forward
         if updates:
             assert out._inputs is not None
             if forward is None or (self.update.needs_graph and not forward.logits.requires_grad):
                 forward = self.classifier.forward(out._inputs, grad=self.update.needs_graph)
+            taught = self.update.consult(self.open) if self._taught else {}
+            answers = {**answers, **taught}
             losses = self.update.learn(forward, self._labels(out, forward, todo))
         if forward is not None and not self._frozen:
             self.classifier.commit(forward)
         if self.anchor is not None and updates and not self.update.moves_anchor:
             self.anchor.follow(self.classifier.live)
-        expired = self._settle(answers, [item.id for item in todo] if updates else [])
+        learned = [*(item.id for item in todo), *taught] if updates else []
+        expired = self._settle(answers, learned)
         out._inputs = out._forward = out._owner = None
         out._learned = True
         if self._latest is out:
@@ -336,8 +352,8 @@ class Adapter:
             threshold=last.threshold,
             rate=last.rate,
             debt=last.debt,
-            asked=tuple(query.id for query in out.queries),
-            learned=tuple(item.id for item in todo) if updates else (),
+            asked=tuple(query.id for query in asked),
+            learned=tuple(learned),
             late=sum(item.query.batch != out.number for item in todo) if updates else 0,
             expired=tuple(expired),
             spent=self.policy.spent,
@@ -362,6 +378,7 @@ class Adapter:
             rows=[item.query.index for item in prompt],
             labels=[item.label for item in prompt],
             weights=[item.answer.weight for item in prompt],
+            places=[(item.query.batch, item.query.index) for item in (*prompt, *late)],
             late=[self._late(item, forward) for item in late],
         )
 
@@ -414,11 +431,11 @@ class Adapter:
 
     def step(self, x: Inputs | Batch) -> Prediction:
         """Predict on a batch, hand its questions to the annotator, and learn from what has been answered."""
-        if self.annotator is None and self._asks:
+        if self.annotator is None and self._asks and not self._taught:
             raise errors.BadConfig("step needs an annotator to answer: give one, or use predict and learn")
         with self._lock:
             out = self.predict(x)
-            if self.annotator is not None:
+            if self.annotator is not None and not self._taught:
                 self.annotator.ask(out.queries, self._number)
                 closing = [] if self._desk is None else self._desk.closing(self._number)
                 # An annotator hands each answer over once, so it is recorded before anything else can fail.
@@ -428,8 +445,15 @@ class Adapter:
             return out
 
     @property
+    def _taught(self) -> bool:
+        """Whether the method has a teacher of its own, who answers in `learn` when it is time."""
+        return self.update.teacher_cost is not None
+
+    @property
     def _free(self) -> bool:
         """Labels that cost nothing are not rationed: the policy is not asked and the account not charged."""
+        if self._taught:
+            return self.update.teacher_cost == 0
         return self.annotator is not None and self.annotator.cost == 0
 
     # -- looking at it ------------------------------------------------------------------------------------------
@@ -581,8 +605,8 @@ class Adapter:
             self.annotator.load_state_dict(state["annotator"])
         if self.anchor is not None and state["anchor"] is not None:
             self.anchor.load_state_dict(state["anchor"])
-        if state["running"] is not None:
-            self.classifier.running = state["running"].to(self.classifier.device)
+        running = state["running"]
+        self.classifier.running = None if running is None else running.to(self.classifier.device)
         self._number, self._age, self._frozen = state["number"], state["age"], state["frozen"]
         self.update.load_state_dict(state["update"])
         self._drop_graph()

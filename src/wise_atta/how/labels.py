@@ -33,6 +33,8 @@ class Labels:
         Samples of the batch itself: their places, classes and weights.
     late
         Samples of earlier batches.
+    places
+        Batch number and row of every sample, late ones included.
     """
 
     def __init__(
@@ -41,8 +43,10 @@ class Labels:
         labels: Sequence[int] = (),
         weights: Sequence[float] | None = None,
         late: Sequence[Late] = (),
+        places: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.rows = list(rows)
+        self.places = list(places)
         self.late = list(late)
         self.labels = [*labels, *(item.label for item in late)]
         self.weights = [*([1.0] * len(self.rows) if weights is None else weights), *(item.weight for item in late)]
@@ -57,11 +61,11 @@ class Labels:
             mask[self.rows] = True
         return mask
 
-    def outputs(self, model: Classifier, forward: Forward) -> tuple[Tensor, Tensor]:
+    def outputs(self, model: Classifier, forward: Forward, *, grad: bool = True) -> tuple[Tensor, Tensor]:
         """Logits with their graph, and features, of all labelled samples under the forward's version."""
         logits, features = [forward.logits[self.rows]], [forward.features[self.rows]]
         for item in self.late:
-            own = model.forward(item.inputs, version=forward.version, statistics=item.statistics, grad=True)
+            own = model.forward(item.inputs, version=forward.version, statistics=item.statistics, grad=grad)
             logits.append(own.logits)
             features.append(own.features)
         return torch.cat(logits), torch.cat(features)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
 from wise_atta.how.optimizer import Optimizer
 from wise_atta.model import Classifier, Forward, Spec
+from wise_atta.who import Query
 
 
 class Update:
@@ -28,12 +29,15 @@ class Update:
         Whether batches without a granted label are left alone.
     moves_anchor
         Whether the rule lets the anchor follow by itself; otherwise it follows once a batch.
+    teacher_cost
+        What a label of the rule's own teacher costs, in labels. None: it has no teacher, and people answer.
     """
 
     adapts: Mapping[str, Spec] = {}
     needs_graph: bool = True
     only_selected: bool = False
     moves_anchor: bool = False
+    teacher_cost: int | None = None
 
     def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
         """Take charge of a classifier whose tensors are at the source."""
@@ -54,6 +58,10 @@ class Update:
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         """Learn from one batch and its labels. Gives the losses, for the record; `skipped()` if there was no step."""
         raise NotImplementedError
+
+    def consult(self, questions: Sequence[Query]) -> dict[str, int]:
+        """Let the rule's own teacher answer open questions when it is time, and learn from it: id → class."""
+        return {}
 
     def reset(self) -> None:
         """Return tensors, optimizer and running quantities to the source."""

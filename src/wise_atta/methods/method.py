@@ -27,7 +27,7 @@ class Method:
     policy, utility
         When it asks.
     selector, labels
-        What it asks, and at most how many a batch.
+        What it asks, and at most how many a batch (None: as many as the selector picks).
     statistics
         What its BatchNorm layers normalise with.
     anchor
@@ -41,7 +41,7 @@ class Method:
     policy: Policy = field(default_factory=Never)
     utility: Utility = field(default_factory=Count)
     selector: Selector = field(default_factory=Drift)
-    labels: int = 1
+    labels: int | None = 1
     statistics: StatisticsMode = "batch"
     anchor: Anchor | None = None
     restarts: bool = False
