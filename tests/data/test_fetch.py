@@ -262,7 +262,7 @@ def test_a_data_set_is_fetched_by_name_and_can_be_read(
 
 
 def test_what_no_program_can_download_says_where_it_comes_from(tmp_path: Path) -> None:
-    with pytest.raises(errors.BadConfig, match="pacs cannot be downloaded.*domaingeneralization"):
+    with pytest.raises(errors.BadConfig, match=r"pacs cannot be downloaded.*domaingeneralization"):
         fetch.fetch("pacs", tmp_path)
 
 

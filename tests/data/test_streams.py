@@ -115,6 +115,19 @@ def test_a_sample_looks_the_same_in_any_stream(root: Path) -> None:
     assert all(torch.equal(mixed[name], picture) for name, picture in alone.items())
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_gets_the_same_samples_in_the_same_order(root: Path) -> None:
+    spec = replace(SPECS[1], domains=("gaussian_noise", "fog", "jpeg_compression"))
+    here = list(open_stream(spec, root)[0])
+    there = list(open_stream(spec, root, device="cuda", workers=2)[0])
+    assert [(a.ids, a.meta) for a in here] == [(b.ids, b.meta) for b in there]
+    for a, b in zip(here, there, strict=True):
+        assert isinstance(a.inputs, torch.Tensor) and isinstance(b.inputs, torch.Tensor)
+        assert b.inputs.is_cuda and b.inputs.is_contiguous()
+        assert torch.equal(a.inputs, b.inputs.cpu())
+
+
 def test_a_run_goes_on_from_the_middle(root: Path) -> None:
     stream, _ = open_stream(SPECS[0], root)
     assert isinstance(stream, PictureStream)

@@ -262,6 +262,8 @@ class PictureStream(DataStream):
     ) -> None:
         self.spec, self.dataset, self.places, self.plan = spec, dataset, places, plan
         self._device, self._workers, self._prefetch = device, workers, prefetch
+        # By a plain number a GPU would multiply with its reciprocal, which is off in the last bit.
+        self._white = torch.full((), 255.0, device=device)
         resize = dataset.resize if spec.resize is None else spec.resize or None
         crop = dataset.crop if spec.crop is None else spec.crop or None
         self._cut = {"resize": resize, "crop": crop, "interpolation": spec.interpolation}
@@ -310,7 +312,7 @@ class PictureStream(DataStream):
         places = [self.places[domain] for domain in domains]
         ids = [place.id(int(index)) for place, index in zip(places, indices, strict=True)]
         pixels = pixels.to(self._device, non_blocking=True).permute(0, 3, 1, 2).contiguous()
-        inputs = self._corrupt(pixels, domains, indices).float().div_(255)
+        inputs = self._corrupt(pixels, domains, indices).float().div_(self._white)
         return Batch(inputs, ids, self._meta(number, domains))
 
     def _meta(self, number: int, domains: NDArray[np.int64]) -> dict[str, Any]:
