@@ -6,9 +6,23 @@ import inspect
 from typing import Any
 
 from wise_atta import errors
+from wise_atta.what.band import Band
+from wise_atta.what.clusters import Clusters
+from wise_atta.what.k_margin import KMargin
 from wise_atta.what.selector import Drift, Margin, MaxEntropy, Perturbation, RandomSample, Selector
 
-__all__ = ["Drift", "Margin", "MaxEntropy", "Perturbation", "RandomSample", "Selector", "selector"]
+__all__ = [
+    "Band",
+    "Clusters",
+    "Drift",
+    "KMargin",
+    "Margin",
+    "MaxEntropy",
+    "Perturbation",
+    "RandomSample",
+    "Selector",
+    "selector",
+]
 
 SELECTORS: dict[str, type[Selector]] = {
     "drift": Drift,
@@ -16,6 +30,9 @@ SELECTORS: dict[str, type[Selector]] = {
     "max-entropy": MaxEntropy,
     "margin": Margin,
     "random": RandomSample,
+    "k-margin": KMargin,
+    "clusters": Clusters,
+    "band": Band,
 }
 
 

@@ -38,8 +38,7 @@ class Selector:
 
     def pick(self, view: View, k: int = 1) -> list[int]:
         """The k samples to ask for, best first; all of them if the batch is smaller."""
-        if k < 1:
-            raise errors.BadConfig(f"at least one sample must be picked, not {k}")
+        check_count(k)
         scores = self.scores(view).double().cpu().numpy()
         shuffled = rng.numpy(self.seed, "ties", view.number).permutation(len(scores))
         ranked = shuffled[np.argsort(-scores[shuffled], kind="stable")]
@@ -69,6 +68,12 @@ class Selector:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(balance={self.balance}, seed={self.seed})"
+
+
+def check_count(k: int) -> None:
+    """Refuse to pick no sample."""
+    if k < 1:
+        raise errors.BadConfig(f"at least one sample must be picked, not {k}")
 
 
 class Drift(Selector):
