@@ -165,6 +165,12 @@ def test_a_checkpoint_without_a_whole_card_is_refused(tmp_path: Path) -> None:
         models.load(f"file:{path}")
 
 
+def test_a_card_of_other_weights_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "m.safetensors", weights_hash="0" * 64)
+    with pytest.raises(errors.DataError, match="do not belong together"):
+        models.load(f"file:{tmp_path / 'm.safetensors'}")
+
+
 def test_a_half_written_checkpoint_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "m.safetensors"
     write_checkpoint(path)

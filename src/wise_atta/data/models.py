@@ -1,18 +1,16 @@
 """Which model is meant, and what does it expect? A name says which weights, and normalisation travels with them.
 
-=============================================== ====================================================================
-name                                            meaning
-=============================================== ====================================================================
-`torchvision/resnet50@IMAGENET1K_V1`            architecture and weights as torchvision names them
-`torchvision/resnet50@random`, `@random:7`      the architecture with seeded random weights (seed 0, seed 7)
-`timm/resnet50.tv_in1k`, `timm/resnet50@random` architecture and weights as timm names them
-`timm/tf_efficientnet_lite0@PACKAGE`            weights that an installed package carries; short: `efficientnet_lite0`
-`wise_atta/resnet18_w32@random`                 a network of this project (`wise_atta.data.nets`)
-`digits`                                        what `wise-atta train digits` gives, trained at first use and kept
-`file:model.safetensors`                        a checkpoint of this project, its card `model.json` beside it
-`file:weights.pth#torchvision/resnet50@random`  any weights file, after `#` the architecture and preparation it is for
-`package.module:factory`                        a function without arguments that returns a `SourceModel`
-=============================================== ====================================================================
+| name | meaning |
+| --- | --- |
+| `torchvision/resnet50@IMAGENET1K_V1` | architecture and weights as torchvision names them |
+| `timm/resnet50.tv_in1k` | architecture and weights as timm names them |
+| `torchvision/resnet50@random`, `timm/resnet50@random:7` | the architecture with random weights, seed 0 or 7 |
+| `timm/tf_efficientnet_lite0@PACKAGE` | weights that an installed package carries; short: `efficientnet_lite0` |
+| `wise_atta/resnet18_w32@random` | a network of this project, see `wise_atta.data.nets` |
+| `digits` | what `wise-atta train digits` gives, trained at first use and kept |
+| `file:model.safetensors` | a checkpoint of this project with its card `model.json` beside it |
+| `file:weights.pth#torchvision/resnet50` | any weights file; after `#` the architecture and the preparation it is for |
+| `package.module:factory` | a function without arguments that returns a `SourceModel` |
 """
 
 from __future__ import annotations
@@ -140,7 +138,7 @@ class _Plan:
 
 
 def load(name: str, *, weights: str | Path | None = None) -> SourceModel:
-    """The model of that name, see the table at the top of `wise_atta.data.models`.
+    """The model of that name, see the table at the top.
 
     Parameters
     ----------
@@ -434,6 +432,7 @@ def _from_file(name: str) -> SourceModel:
     place, _, described = name.removeprefix("file:").partition("#")
     path = Path(place).expanduser()
     tensors = read_tensors(path)
+    card: dict[str, Any] = {}
     if described:
         module, plan = _described(described)
         classes = plan.classes
@@ -449,7 +448,10 @@ def _from_file(name: str) -> SourceModel:
         # A file with another number of classes has classes of its own.
         classes = classes if classes is not None and len(classes) == len(weight) else None
     fill(module, tensors, name)
-    return _model(name, module, plan.architecture, plan.preparation, classes)
+    model = _model(name, module, plan.architecture, plan.preparation, classes)
+    if card.get("weights_hash") not in (None, model.weights_hash):
+        raise errors.DataError(f"{path} and the card beside it do not belong together: their weights have other hashes")
+    return model
 
 
 def _described(name: str) -> tuple[nn.Module, _Plan]:
