@@ -611,6 +611,9 @@ class Classifier:
                 if name in version.tensors:
                     parameter.copy_(version.tensors[name])
         norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+        samples = _Samples()
+        if self.statistics == "mixed" and norms:
+            module.register_forward_pre_hook(samples, with_kwargs=True)
         for index, norm in enumerate(norms):
             if self.statistics == "batch" or (self.statistics == "renorm" and self.running is None):
                 norm.track_running_stats, norm.running_mean, norm.running_var = False, None, None
@@ -619,7 +622,7 @@ class Classifier:
                 norm.running_mean, norm.running_var = mean.clone(), var.clone()
             elif self.statistics == "mixed":
                 assert norm.running_mean is not None and norm.running_var is not None
-                norm.register_forward_pre_hook(_Mixture(norm.running_mean, norm.running_var, self.prior))
+                norm.register_forward_pre_hook(_Mixture(norm.running_mean, norm.running_var, self.prior, samples))
         return module
 
     def __repr__(self) -> str:
@@ -694,15 +697,24 @@ class _Rebias:
         norm.running_var = norm.running_var * ((count - 1) / count)
 
 
+class _Samples:
+    """Notes how many samples an exported module is called with: a layer inside may see more rows than that."""
+
+    count = 0
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.count = size([*args, *kwargs.values()])
+
+
 class _Mixture:
     """The same mixture as `_Blend` for an exported module: a hook that can be pickled."""
 
-    def __init__(self, mean: Tensor, var: Tensor, prior: int) -> None:
-        self.mean, self.var, self.prior = mean.clone(), var.clone(), prior
+    def __init__(self, mean: Tensor, var: Tensor, prior: int, samples: _Samples) -> None:
+        self.mean, self.var, self.prior, self.samples = mean.clone(), var.clone(), prior, samples
 
     def __call__(self, norm: nn.Module, args: tuple[Any, ...]) -> None:
         mean, var = _batch_moments(args[0])
-        weight = len(args[0]) / (len(args[0]) + self.prior)
+        weight = self.samples.count / (self.samples.count + self.prior)
         norm.running_mean = torch.lerp(self.mean.to(mean), mean, weight)
         norm.running_var = torch.lerp(self.var.to(var), var, weight)
 
