@@ -24,7 +24,7 @@ __all__ = ["CORRUPTIONS", "EXTRA", "SIZES", "apply", "corrupt", "frost_source", 
 
 _SMALLEST = 16
 # Pictures are worked on in groups: on a CPU as many as its caches hold, on a GPU as many as keep it busy.
-_GROUP_PIXELS = {"cpu": 1 << 18, "cuda": 1 << 22}
+_GROUP_PIXELS = {"cpu": 1 << 17, "cuda": 1 << 22}
 
 # Every function takes its own kind of parameters; `tables` pairs them.
 _FUNCTIONS: dict[str, Callable[[Tensor, Any, Chance], Tensor]] = {

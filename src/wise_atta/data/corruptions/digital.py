@@ -129,6 +129,7 @@ def _bilinear(picture: Tensor, y: Tensor, x: Tensor, border: filters.Border) -> 
     n, channels, height, width = picture.shape
     top, left = y.floor(), x.floor()
     down, right = ((position - low).to(torch.float32)[:, None] for position, low in ((y, top), (x, left)))
+    top, left = top.to(torch.float32), left.to(torch.float32)
     rows = [_inside(top + i, height, border) * width for i in range(2)]
     columns = [_inside(left + i, width, border) for i in range(2)]
     flat = picture.flatten(2)
@@ -139,18 +140,17 @@ def _bilinear(picture: Tensor, y: Tensor, x: Tensor, border: filters.Border) -> 
 
     def across(row: Tensor) -> Tensor:
         near = read(row, columns[0])
-        return near + (read(row, columns[1]) - near) * right
+        return near.add_(read(row, columns[1]).sub_(near).mul_(right))
 
     upper = across(rows[0])
-    return upper + (across(rows[1]) - upper) * down
+    return upper.add_(across(rows[1]).sub_(upper).mul_(down))
 
 
 def _inside(position: Tensor, size: int, border: filters.Border) -> Tensor:
     """Whole positions as indices, those beyond the edge mirrored back (see `filters.fold`)."""
-    index = position.to(torch.int64)
-    if border == "reflect":
-        index = index.remainder(2 * size)
-        return torch.minimum(index, 2 * size - 1 - index)
-    period = max(2 * size - 2, 1)
-    index = index.remainder(period)
-    return torch.minimum(index, period - index)
+    period = 2 * size if border == "reflect" else max(2 * size - 2, 1)
+    last = period - 1 if border == "reflect" else period
+    # Half a pixel further no multiple of the period is near, so that rounding cannot choose the wrong turn.
+    turns = ((position + 0.5) * (1.0 / period)).floor_()
+    rest = position - turns.mul_(period)
+    return torch.minimum(rest, last - rest).to(torch.int64)
