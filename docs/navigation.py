@@ -1,4 +1,4 @@
-"""Which pages follow from files on disk? One a decision, and one a module of the package, from its docstrings."""
+"""Which pages follow from files on disk? One a method, one a decision, and one a module, from its docstrings."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ def api() -> list[Any]:
 def on_config(config: MkDocsConfig) -> None:
     nav: list[Any] = config.nav or []
     for entry in nav:
-        if isinstance(entry, dict) and "Decisions" in entry:
-            folder = Path(config.docs_dir) / "decisions"
-            entry["Decisions"] += [f"decisions/{path.name}" for path in sorted(folder.glob("[0-9]*.md"))]
+        for title, folder, pattern in (("Methods", "methods", "*.md"), ("Decisions", "decisions", "[0-9]*.md")):
+            if isinstance(entry, dict) and title in entry:
+                pages = sorted((Path(config.docs_dir) / folder).glob(pattern))
+                entry[title] += [f"{folder}/{path.name}" for path in pages]
     config.nav = [*nav, {"API": api()}]
 
 
