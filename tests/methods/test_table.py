@@ -40,8 +40,8 @@ def test_rows_say_what_a_method_takes_and_adapts() -> None:
         ("sar", "cifar10-c", {"lr": 1e-3, "nesterov": False}),
         ("roid", "imagenet-a", {"lr": 2.5e-4, "kind": "sgd"}),
         ("roid", "cifar10-c", {"lr": 1e-3, "kind": "adam"}),
-        ("cotta", "imagenet-c", {"lr": 0.01, "kind": "sgd", "threshold": 0.1, "restore.probability": 0.001}),
-        ("cotta", "cifar10-c", {"lr": 1e-3, "kind": "adam", "threshold": 0.92, "restore.probability": 0.01}),
+        ("cotta", "imagenet-c", {"lr": 0.01, "kind": "sgd", "threshold": 0.1, "returning.probability": 0.001}),
+        ("cotta", "cifar10-c", {"lr": 1e-3, "kind": "adam", "threshold": 0.92, "returning.probability": 0.01}),
     ],
 )
 def test_a_preset_fills_in_published_constants(method: str, preset: str, expected: dict[str, Any]) -> None:

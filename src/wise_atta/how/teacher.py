@@ -68,7 +68,7 @@ class TeacherStudent(Update):
         self.threshold = threshold
         self.views = views
         self.symmetric = symmetric
-        self.restore = Restore(seed=seed) if restore is None else restore
+        self.returning = Restore(seed=seed) if restore is None else restore
         self.augment = Augment() if augment is None else augment
         self.seed = seed
         self._batches = 0
@@ -101,7 +101,7 @@ class TeacherStudent(Update):
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         model, target = self.model, self.output(forward)
-        returns = self.restore.draw(model.layout, self._batches).to(model.device)
+        returns = self.returning.draw(model.layout, self._batches).to(model.device)
         apart = symmetric_cross_entropy if self.symmetric else cross_entropy
         loss = apart(target, forward.logits).mean()
         self.optimizer.step(model.gradients(loss, forward.version, ["adapted"]), publish=False)
@@ -125,5 +125,5 @@ class TeacherStudent(Update):
     def __repr__(self) -> str:
         return (
             f"TeacherStudent(adapt={self.adapts['adapted']!r}, lr={self.lr}, optimizer={self.kind!r}, "
-            f"threshold={self.threshold}, views={self.views}, symmetric={self.symmetric}, restore={self.restore!r})"
+            f"threshold={self.threshold}, views={self.views}, symmetric={self.symmetric}, restore={self.returning!r})"
         )
