@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections import Counter
@@ -64,6 +65,16 @@ def ids(stream: Any) -> list[str]:
 @pytest.mark.parametrize("spec", SPECS, ids=["ctta", "mixed"])
 def test_any_number_of_workers_gives_the_same_bytes(root: Path, spec: StreamSpec) -> None:
     assert content(spec, root) == content(spec, root, workers=1) == content(spec, root, workers=2)
+
+
+@pytest.mark.parametrize("data", ["tree:tree", "digits"])
+def test_what_workers_need_can_be_sent_to_them(root: Path, data: str) -> None:
+    """Where processes are not forked, the reader travels as a pickle."""
+    stream, _ = open_stream(StreamSpec(data=data, limit=4), root)
+    assert isinstance(stream, PictureStream)
+    again = pickle.loads(pickle.dumps(stream.places))
+    cut: dict[str, Any] = {"resize": None, "crop": None, "interpolation": "bilinear"}
+    assert np.array_equal(again[0].load(0, **cut), stream.places[0].load(0, **cut))
 
 
 def test_another_process_gives_the_same_bytes(root: Path) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import os
 import struct
 import tarfile
+import weakref
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -142,10 +143,6 @@ class _Packed(Archive):
     def __reduce__(self) -> tuple[Callable[[Path], Archive], tuple[Path]]:
         return open_archive, (self.path,)
 
-    def __del__(self) -> None:
-        if getattr(self, "_file", None) is not None:
-            os.close(self._file)  # type: ignore[arg-type]
-
     def children(self, folder: str = "") -> tuple[list[str], list[str]]:
         prefix = folder + "/" if folder else ""
         files, folders = [], []
@@ -168,6 +165,7 @@ class _Packed(Archive):
         # pread has no position that processes could move under each other.
         if self._file is None:
             self._file = os.open(self.path, os.O_RDONLY)
+            weakref.finalize(self, os.close, self._file)
         data = os.pread(self._file, size, offset)
         if len(data) != size:
             raise errors.DataError(f"{self.where(name)} ends before its last byte: the archive is truncated")
@@ -227,17 +225,20 @@ class Tar(_Packed):
 
     def __init__(self, path: Path) -> None:
         names, offsets, sizes = _tar_index(path)
-        self._members = dict(zip(names, zip(offsets, sizes, strict=True), strict=True))
         super().__init__(path, names)
+        # Two arrays beside the sorted names: a dictionary of a million members would take three times the memory.
+        order = sorted(range(len(names)), key=names.__getitem__)
+        self._offsets, self._sizes = np.array(offsets, dtype=np.int64)[order], np.array(sizes, dtype=np.int64)[order]
 
     def read(self, name: str) -> bytes:
         _, offset, size = self.span(name)
         return self._bytes(offset, size, name)
 
     def span(self, name: str) -> Span:
-        if name not in self._members:
+        at = bisect.bisect_left(self._names, name)
+        if at == len(self._names) or self._names[at] != name:
             raise errors.DataError(f"{self.where(name)} does not exist")
-        return Span(self.path, *self._members[name])
+        return Span(self.path, int(self._offsets[at]), int(self._sizes[at]))
 
 
 def safe(path: Path, name: str) -> str:
