@@ -70,8 +70,12 @@ class Preparation:
 
     def normalise(self, pixels: Tensor) -> Tensor:
         """Pixels in [0, 1] as the model wants them."""
-        shape = (1, len(self.mean), 1, 1)
-        return (pixels - pixels.new_tensor(self.mean).view(shape)) / pixels.new_tensor(self.std).view(shape)
+        return self.normaliser(pixels.device)(pixels)
+
+    def normaliser(self, device: torch.device) -> Callable[[Tensor], Tensor]:
+        """`normalise` for many batches on one device: its constants are sent there once."""
+        mean, std = (torch.tensor(values, device=device).view(1, -1, 1, 1) for values in (self.mean, self.std))
+        return lambda pixels: (pixels - mean) / std
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -386,7 +386,7 @@ def _fit(
     """Train `model.module` in place, from the last saved epoch on; the loss of every epoch and the seconds it took."""
     batch = min(recipe.batch, len(data))
     steps = len(data) // batch
-    pixels, labels = data.pixels.to(device), data.labels.to(device)
+    pixels, labels, normalise = data.pixels.to(device), data.labels.to(device), model.normaliser(device)
     module = model.module.to(device)
     if device.type == "cuda":
         module = module.to(memory_format=torch.channels_last)
@@ -409,7 +409,7 @@ def _fit(
                 for group in optimizer.param_groups:
                     group["lr"] = recipe.rate * _climb(epoch * steps + step, recipe.epochs * steps, recipe.warmup)
                 chosen, crops = draws.crops(pixels, step)
-                inputs, kept = draws.mixed(draws.holed(model.normalise(crops), step), step)
+                inputs, kept = draws.mixed(draws.holed(normalise(crops), step), step)
                 with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                     loss = _loss(module(inputs), labels[chosen], kept, recipe.smoothing)
                 optimizer.zero_grad(set_to_none=True)
