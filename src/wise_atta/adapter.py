@@ -493,7 +493,7 @@ class Adapter:
     def export(self) -> nn.Module:
         """A plain `nn.Module` with the adapted weights, for the same inputs as the original."""
         with self._lock:
-            return self.classifier.export()
+            return self.classifier.export(self.update.predicts())
 
     def reset(self, *, model: bool = True, policy: bool = False, account: bool = False) -> None:
         """Return to the source.

@@ -90,6 +90,12 @@ def test_plain_inference_scores_the_target_and_changes_nothing() -> None:
     assert torch.equal(out.logits, adapter.predict(stream[1]).logits)
 
 
+def test_the_exported_model_is_the_teacher() -> None:
+    adapter, stream = adapt(threshold=0.0), small.batches(3)
+    small.run(adapter, stream[:2])
+    torch.testing.assert_close(adapter.export()(stream[2]), adapter.predict(stream[2]).logits)
+
+
 def test_restoring_everything_brings_the_student_home_but_not_the_teacher() -> None:
     adapter = adapt(restore=1.0)
     small.run(adapter, small.batches(2))

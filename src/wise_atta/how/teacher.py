@@ -99,6 +99,9 @@ class TeacherStudent(Update):
             total += model.forward(self.augment(inputs, generator), version=teacher).logits
         return total / self.views
 
+    def predicts(self) -> Version:
+        return self.teacher.version
+
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         model, target = self.model, self.output(forward)
         returns = self.returning.draw(model.layout, self._batches).to(model.device)

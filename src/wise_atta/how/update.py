@@ -12,7 +12,7 @@ from wise_atta import errors
 from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
 from wise_atta.how.optimizer import Optimizer
-from wise_atta.model import Classifier, Forward, Spec
+from wise_atta.model import Classifier, Forward, Spec, Version
 from wise_atta.who import Query
 
 
@@ -54,6 +54,10 @@ class Update:
     def output(self, forward: Forward) -> Tensor:
         """The logits that count as the prediction; the forward's own unless a method corrects them."""
         return forward.logits.detach()
+
+    def predicts(self) -> Version:
+        """The values that predict, for an exported model: the live ones, unless a method scores another's word."""
+        return self.model.live
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         """Learn from one batch and its labels. Gives the losses, for the record; `skipped()` if there was no step."""
