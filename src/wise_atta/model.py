@@ -254,6 +254,7 @@ class Classifier:
         self.work = Work()
         self.live = Version(self.source_flat(), self.layout)
         self.running = self._source_statistics() if statistics == "ema" and norms else None
+        self._followed: Statistics | None = None
 
     # -- which tensors ------------------------------------------------------------------------------------------
 
@@ -333,6 +334,18 @@ class Classifier:
             raise errors.BadConfig(f"adapted tensors must share one dtype and device, found {sorted(map(str, kinds))}")
         return Layout.of(chosen, {name: parameters[name].shape for name in taken})
 
+    @property
+    def outputs(self) -> int | None:
+        """How many classes the model itself has, where that can be told before its first forward."""
+        found = getattr(self.model.get_submodule(self.head_name), "out_features", None)
+        return found if isinstance(found, int) else None
+
+    def like(self, model: nn.Module, *, statistics: StatisticsMode) -> Classifier:
+        """Another model, seen as this one is: the same normalisation of inputs, the same subset of classes."""
+        mean, std = (None, None) if self._normal is None else (part.tolist() for part in self._normal)
+        classes = None if self.classes is None else self.classes.tolist()
+        return Classifier(model, statistics=statistics, classes=classes, mean=mean, std=std, ema_weight=self.ema_weight)
+
     def source_flat(self) -> Tensor:
         """The source values of the adapted tensors, read from the user's module, as a new vector."""
         if not self.layout.shapes:
@@ -358,6 +371,7 @@ class Classifier:
             "groups": {group: list(names) for group, names in self.layout.groups.items()},
             "shapes": {name: list(shape) for name, shape in self.layout.shapes.items()},
             "dtype": str(values.dtype),
+            "classes": None if self.classes is None else self.classes.tolist(),
             "source": _checksum(values),
             "network": _checksum(torch.cat(few).cpu()) if few else 0,
         }
@@ -562,15 +576,16 @@ class Classifier:
                 yield Statistics(scratch, before=before)
 
     def commit(self, forward: Forward) -> None:
-        """Let a moving average of statistics follow the batch of this forward."""
+        """Let a moving average of statistics follow the batch of this forward, once."""
         used = forward.statistics
-        if used is not None and used.moments is not None:
-            self.running = used.moments if self.running is None else self.running.lerp(used.moments, self.ema_weight)
-        if self.running is None or used is None or used.before is None:
+        if used is None or used is self._followed:
             return
-        if used.before is self.running:
+        self._followed = used
+        if used.moments is not None:
+            self.running = used.moments if self.running is None else self.running.lerp(used.moments, self.ema_weight)
+        elif self.running is not None and used.before is self.running:
             self.running = used.values
-        else:
+        elif self.running is not None and used.before is not None:
             # Another batch was learned since this one's forward: its moments move the average from where it is now.
             moments = used.before + (used.values - used.before) / self.ema_weight
             self.running = torch.lerp(self.running, moments, self.ema_weight)
