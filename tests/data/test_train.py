@@ -21,6 +21,7 @@ from wise_atta import errors
 from wise_atta.data import models, train_cli
 from wise_atta.data.train import RECIPES, Decoded, Recipe, Step, _Draws, digits, evaluate, read, split, train
 
+CIFAR10 = Path(__file__).parents[2] / "models" / "cifar10-resnet18_w32.safetensors"
 SHORT = dataclasses.replace(RECIPES["digits"], epochs=3, batch=64)
 
 
@@ -371,3 +372,16 @@ def test_efficientnet_lite0_is_right_on_most_of_imagenet(wise_atta_data: Path) -
     (data,) = read("imagenet-sample", model, wise_atta_data)
     some = data.part(torch.arange(0, 500, 10), "every tenth")
     assert evaluate(model, some)["error"] <= 0.15
+
+
+@pytest.mark.skipif(not CIFAR10.exists(), reason="the checkpoint is part of the repository, not of the package")
+def test_the_checkpoint_in_the_repository_is_small_and_as_good_as_its_card_says(wise_atta_data: Path) -> None:
+    assert CIFAR10.stat().st_size <= 6_000_000
+    card = json.loads(CIFAR10.with_suffix(".json").read_text())
+    assert card["errors"]["cifar10"] <= 0.12
+    model = models.load(f"file:{CIFAR10}")
+    (data,) = read("cifar10", model, wise_atta_data)
+    (tested,) = card["tests"]
+    assert (tested["sha256"], tested["pictures"]) == (data.sha256, 10_000)
+    some = data.part(torch.arange(0, 10_000, 20), "every twentieth")
+    assert abs(evaluate(model, some)["error"] - card["errors"]["cifar10"]) < 0.05
