@@ -1,14 +1,19 @@
 """How does the model learn? Losses and update rules, and which tensors they touch."""
 
+from wise_atta.how.anchored import Anchored, Anchors
 from wise_atta.how.average import Average
+from wise_atta.how.balance import Balanced
+from wise_atta.how.candidates import Candidates
 from wise_atta.how.consistency import cross_entropy, symmetric_cross_entropy
 from wise_atta.how.descend import Descend
-from wise_atta.how.filters import Redundancy, confident
+from wise_atta.how.distill import Distillation, Tutor
+from wise_atta.how.filters import Redundancy, confident, trust
 from wise_atta.how.fisher import SourceData, SourcePenalty, fisher
 from wise_atta.how.labels import Labels, Late
 from wise_atta.how.likelihood_ratio import LikelihoodRatio
 from wise_atta.how.objective import Entropy, Objective, ReliableEntropy
 from wise_atta.how.optimizer import Optimizer
+from wise_atta.how.replay import Replay
 from wise_atta.how.restore import Restore
 from wise_atta.how.sharpness import SharpnessAware, climb
 from wise_atta.how.teacher import TeacherStudent
@@ -17,10 +22,15 @@ from wise_atta.how.update import NoUpdate, Update, skipped
 from wise_atta.how.views import Augment, Augmentation
 
 __all__ = [
+    "Anchored",
+    "Anchors",
     "Augment",
     "Augmentation",
     "Average",
+    "Balanced",
+    "Candidates",
     "Descend",
+    "Distillation",
     "Entropy",
     "Labels",
     "Late",
@@ -31,11 +41,13 @@ __all__ = [
     "PublishedTwoStep",
     "Redundancy",
     "ReliableEntropy",
+    "Replay",
     "Restore",
     "SharpnessAware",
     "SourceData",
     "SourcePenalty",
     "TeacherStudent",
+    "Tutor",
     "TwoStep",
     "Update",
     "climb",
@@ -44,4 +56,5 @@ __all__ = [
     "fisher",
     "skipped",
     "symmetric_cross_entropy",
+    "trust",
 ]

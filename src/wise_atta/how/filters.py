@@ -20,6 +20,15 @@ def confident(entropy: Tensor, classes: int, below: float = 0.4) -> Tensor:
     return entropy.detach() < signals.entropy_threshold(classes, below)
 
 
+def trust(entropy: Tensor, classes: int, below: float = 0.4) -> Tensor:
+    """exp(E₀ − H) with E₀ = below·ln C: the surer, the more a sample counts. A constant to autograd.
+
+    >>> trust(torch.tensor([0.0, signals.entropy_threshold(10)]), classes=10)
+    tensor([2.5119, 1.0000])
+    """
+    return (signals.entropy_threshold(classes, below) - entropy.detach()).exp()
+
+
 class Redundancy:
     """A sample is new if |cos(p̄, p)| < ε, with p̄ the moving average of the mean prediction of what was kept.
 

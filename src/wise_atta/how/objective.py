@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from wise_atta import errors, signals
-from wise_atta.how.filters import Redundancy, confident
+from wise_atta.how.filters import Redundancy, confident, trust
 from wise_atta.how.labels import Labels
 from wise_atta.model import Classifier, Forward
 
@@ -82,8 +82,7 @@ class ReliableEntropy(Objective):
         keep &= ~labels.mask(forward)
         self.redundancy.follow(probs[keep])  # p̄ ← 0.9·p̄ + 0.1·(mean of the kept p)
         kept = entropy[keep]
-        weight = (signals.entropy_threshold(classes, self.below) - kept.detach()).exp()  # exp(E₀ − H)
-        return (weight * kept).mean() if len(kept) else None
+        return (trust(kept, classes, self.below) * kept).mean() if len(kept) else None  # exp(E₀ − H)·H
 
     def reset(self) -> None:
         self.redundancy.reset()

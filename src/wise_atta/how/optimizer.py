@@ -24,6 +24,8 @@ class Optimizer:
         ``"sgd"`` or ``"adam"``.
     lr, momentum, nesterov, weight_decay
         As in `torch.optim`; momentum and nesterov are SGD's.
+    share
+        Another optimizer of the same classifier. Both move the same values, each with momenta of its own.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Optimizer:
         momentum: float = 0.9,
         nesterov: bool = True,
         weight_decay: float = 0.0,
+        share: Optimizer | None = None,
     ) -> None:
         check_rate(lr)
         if not 0 <= momentum < 1 or not weight_decay >= 0:
@@ -43,7 +46,8 @@ class Optimizer:
             )
         self.model = model
         self.lr = lr
-        self._flat = model.source_flat()
+        self._shares = share is not None
+        self._flat: Tensor = model.source_flat() if share is None else share._flat
         layout = model.layout
         self._parts = {group: nn.Parameter(self._flat[where]) for group, where in layout.slices.items()}
         self._gradient = torch.zeros_like(self._flat)
@@ -108,13 +112,12 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         state = self._torch.state_dict()["state"]
-        return {
-            "flat": self._flat.detach().cpu().clone(),
-            "optimizer": {key: {name: _copied(v) for name, v in entry.items()} for key, entry in state.items()},
-        }
+        momenta = {key: {name: _copied(v) for name, v in entry.items()} for key, entry in state.items()}
+        values = {} if self._shares else {"flat": self._flat.detach().cpu().clone()}
+        return values | {"optimizer": momenta}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["flat"].shape != self._flat.shape:
+        if not self._shares and state["flat"].shape != self._flat.shape:
             raise errors.StateMismatch(
                 f"the state holds {state['flat'].numel()} adapted values, this model has {self._flat.numel()}"
             )
@@ -122,7 +125,8 @@ class Optimizer:
         # torch.optim takes tensors as they are and then writes to them: the caller's state must stay as it was.
         own = {key: {name: _copied(v) for name, v in entry.items()} for key, entry in state["optimizer"].items()}
         self._torch.load_state_dict({"state": own, "param_groups": fresh["param_groups"]})
-        self.move(state["flat"].to(self._flat))
+        if not self._shares:
+            self.move(state["flat"].to(self._flat))
 
 
 def check_rate(lr: float) -> None:

@@ -63,9 +63,18 @@ class Update:
         """Learn from one batch and its labels. Gives the losses, for the record; `skipped()` if there was no step."""
         raise NotImplementedError
 
-    def consult(self, questions: Sequence[Query]) -> dict[str, int]:
+    def consult(self, forward: Forward, questions: Sequence[Query]) -> dict[str, int]:
         """Let the rule's own teacher answer open questions when it is time, and learn from it: id → class."""
         return {}
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """The adapted tensors as they are, to come back to."""
+        return {"flat": self.optimizer.flat.detach().clone()}
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        """Return to a snapshot, without momenta."""
+        self.optimizer.forget()
+        self.optimizer.move(snapshot["flat"])
 
     def reset(self) -> None:
         """Return tensors, optimizer and running quantities to the source."""

@@ -9,12 +9,16 @@ from typing import Any
 
 from wise_atta import errors
 from wise_atta.methods.bn import bn
+from wise_atta.methods.cema import cema
 from wise_atta.methods.cotta import cotta
 from wise_atta.methods.eata import eata
+from wise_atta.methods.eatta import eatta
 from wise_atta.methods.eta import eta
+from wise_atta.methods.hiltta import hiltta
 from wise_atta.methods.method import Method
 from wise_atta.methods.roid import roid
 from wise_atta.methods.sar import sar
+from wise_atta.methods.simatta import simatta
 from wise_atta.methods.source import source
 from wise_atta.methods.table import ROWS, Row
 from wise_atta.methods.tent import tent
@@ -25,14 +29,18 @@ __all__ = [
     "Method",
     "Row",
     "bn",
+    "cema",
     "cotta",
     "eata",
+    "eatta",
     "eta",
     "get",
+    "hiltta",
     "list",
     "options",
     "roid",
     "sar",
+    "simatta",
     "source",
     "tent",
     "wise",
@@ -47,6 +55,10 @@ METHODS: dict[str, Callable[..., Method]] = {
     "sar": sar,
     "cotta": cotta,
     "roid": roid,
+    "simatta": simatta,
+    "hiltta": hiltta,
+    "cema": cema,
+    "eatta": eatta,
     "wise": wise,
 }
 

@@ -47,11 +47,17 @@ class Method:
     restarts: bool = False
 
 
-def make_policy(policy: str | Policy, *, ratio: float, seed: int, **options: Any) -> Policy:
-    """A policy by name, given what it takes of ratio and seed; or an object as it is. None means not given.
+def make_policy(
+    policy: str | Policy, *, ratio: float | None, seed: int, labels: int | None = 1, **options: Any
+) -> Policy:
+    """A policy by name, given what it takes of ratio, seed and labels; or an object as it is. None means not given.
+
+    Without a ratio every sample may be asked about.
 
     >>> make_policy("uniform", ratio=0.5, seed=0)
     Uniform(ratio=0.5, total=None, per='batch')
+    >>> make_policy("uniform", ratio=None, seed=0)
+    Uniform(ratio=1, total=None, per='sample')
     """
     options = {name: value for name, value in options.items() if value is not None}
     if isinstance(policy, Policy):
@@ -60,6 +66,9 @@ def make_policy(policy: str | Policy, *, ratio: float, seed: int, **options: Any
         return policy
     if policy not in when.POLICIES:
         raise errors.unknown("policy", policy, when.POLICIES)
+    if policy == "always" and labels is None:
+        policy, ratio = "uniform", None
     takes = inspect.signature(when.POLICIES[policy]).parameters
-    shared = {name: value for name, value in {"ratio": ratio, "seed": seed}.items() if name in takes}
+    pace = {"ratio": 1, "per": "sample"} if ratio is None else {"ratio": ratio}
+    shared = {name: value for name, value in {**pace, "seed": seed, "labels": labels}.items() if name in takes}
     return when.policy(policy, **(shared | options))

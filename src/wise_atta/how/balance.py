@@ -1,0 +1,99 @@
+"""How do a label and many predictions share one step? Each loss is weighted by the other's gradient norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wise_atta.how.average import Average
+from wise_atta.how.labels import Labels
+from wise_atta.how.objective import Entropy
+from wise_atta.how.optimizer import Kind, Optimizer
+from wise_atta.how.update import Update, skipped
+from wise_atta.model import Classifier, Forward, Spec
+
+
+class Balanced(Update):
+    """One step on w₁·L_ent + w₂·L_ce, with w₁ = 2g₂/(g₁ + g₂) and w₂ = 2g₁/(g₁ + g₂) by their gradient norms (EATTA).
+
+    Both weights are moving averages. A batch without a label takes a step on w₁·L_ent with w₁ as it stands, one without
+    a confident sample on w₂·L_ce alone; 1 before there was a batch with both.
+
+    Parameters
+    ----------
+    adapt
+        Which tensors.
+    lr, momentum, nesterov, optimizer
+        See `Optimizer`.
+    below
+        L_ent is the mean entropy over samples with H < below·ln C that are not labelled.
+    weight_momentum
+        Of the moving averages of w₁ and w₂.
+    """
+
+    def __init__(
+        self,
+        *,
+        adapt: Spec = "norm",
+        lr: float = 2.5e-4,
+        momentum: float = 0.9,
+        nesterov: bool = True,
+        optimizer: Kind = "sgd",
+        below: float = 0.4,
+        weight_momentum: float = 0.8,
+    ) -> None:
+        self.adapts = {"adapted": adapt}
+        self.lr = lr
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.kind: Kind = optimizer
+        self.objective = Entropy(below=below)
+        self.weights = Average(weight_momentum)
+
+    def make_optimizer(self, model: Classifier) -> Optimizer:
+        return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
+
+    def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
+        ent = self.objective(self.model, forward, labels)  # mean H over {H < E₀}, labelled ones left out
+        ce = labels.loss(labels.outputs(self.model, forward)[0]) if labels else None
+        if ent is None and ce is None:
+            return skipped()
+        by_ent = self._gradient(ent, forward, retain_graph=ce is not None)
+        by_ce = self._gradient(ce, forward)
+        if ent is not None and ce is not None:
+            norms = torch.stack([_norm(by_ent), _norm(by_ce)])  # g₁, g₂
+            weights = 2 * norms.flip(0) / norms.sum()  # w₁ = 2g₂/(g₁ + g₂), w₂ = 2g₁/(g₁ + g₂)
+            self.weights.follow(torch.where(weights.isfinite(), weights, 1.0))
+        w1, w2 = (1.0, 1.0) if self.weights.value is None else self.weights.value.to(forward.logits)
+        self.optimizer.step({"adapted": [w1 * a + w2 * b for a, b in zip(by_ent, by_ce, strict=True)]})
+        return {name: loss.detach() for name, loss in {"ent": ent, "sup": ce}.items() if loss is not None}
+
+    def _gradient(self, loss: Tensor | None, forward: Forward, retain_graph: bool = False) -> list[Tensor]:
+        if loss is None:
+            return [torch.zeros_like(forward.version.tensors[name]) for name in self.model.layout.groups["adapted"]]
+        return self.model.gradients(loss, forward.version, ["adapted"], retain_graph=retain_graph)["adapted"]
+
+    def reset(self) -> None:
+        super().reset()
+        self.weights.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"weights": self.weights.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.weights.load_state_dict(state["weights"])
+        super().load_state_dict(state)
+
+    def __repr__(self) -> str:
+        return (
+            f"Balanced(adapt={self.adapts['adapted']!r}, lr={self.lr}, optimizer={self.kind!r}, "
+            f"below={self.objective.below}, weight_momentum={self.weights.momentum})"
+        )
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    """The norm over all tensors together."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
+    return norm

@@ -1,0 +1,171 @@
+"""Which learning rate, when the stream keeps changing? Try several from the same state and keep what labels favour."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wise_atta import errors
+from wise_atta.anchor import Anchor
+from wise_atta.how.average import Average
+from wise_atta.how.labels import Labels
+from wise_atta.how.objective import Entropy, Objective
+from wise_atta.how.optimizer import Kind, Optimizer, check_rate
+from wise_atta.how.update import Update, skipped
+from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.stream import tree_map
+
+RATES = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3)
+
+
+class Candidates(Update):
+    """A step on unlabelled samples at the best of several learning rates, then a supervised step (HILTTA).
+
+    All candidates start from the same state, so they share one gradient; momenta do not depend on the rate, and the
+    candidates lie on one line. Each is scored by its distance to the source model on unlabelled samples and its loss on
+    labelled ones. A batch without a label takes the rate that is best so far, the first before there was any label.
+
+    Parameters
+    ----------
+    objective
+        What to minimise on unlabelled samples; the mean entropy (tent) if not given.
+    rates
+        The candidates.
+    score_momentum
+        Of the moving average of the scores.
+    supervised_lr
+        Of the supervised step, which is Adam's.
+    norm
+        Which tensors the unsupervised step moves. The supervised one moves all.
+    momentum, nesterov, optimizer
+        Of the unsupervised step, see `Optimizer`.
+    """
+
+    def __init__(
+        self,
+        objective: Objective | None = None,
+        *,
+        rates: Sequence[float] = RATES,
+        score_momentum: float = 0.5,
+        supervised_lr: float = 1e-5,
+        norm: Spec = "norm",
+        momentum: float = 0.9,
+        nesterov: bool = True,
+        optimizer: Kind = "sgd",
+    ) -> None:
+        if not rates:
+            raise errors.BadConfig("there is no learning rate to choose from: give rates at least one")
+        for rate in (*rates, supervised_lr):
+            check_rate(rate)
+        self.objective = objective or Entropy()
+        self.rates = tuple(rates)
+        self.scores = Average(score_momentum)
+        self.supervised_lr = supervised_lr
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.kind: Kind = optimizer
+        self.adapts = {"norm": norm, "rest": "all"}
+
+    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+        self.objective.start(model)
+        super().start(model, anchor)
+        self.supervised = Optimizer(model, kind="adam", lr=self.supervised_lr, share=self.optimizer)
+
+    def make_optimizer(self, model: Classifier) -> Optimizer:
+        # The rate is 1: what a step then adds is the direction that every candidate goes.
+        return Optimizer(model, kind=self.kind, lr=1.0, momentum=self.momentum, nesterov=self.nesterov)
+
+    def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
+        model, losses, where = self.model, dict[str, Tensor](), self.model.layout.slices["norm"]
+        unlabelled = self._unlabelled(forward, labels)
+        loss = None if unlabelled is None else self.objective(model, unlabelled, Labels())
+        if loss is None and not labels:
+            return skipped()
+        if loss is not None and unlabelled is not None:
+            begin = self.optimizer.flat[where].detach().clone()
+            self.optimizer.step(model.gradients(loss, unlabelled.version, ["norm"]), publish=False)
+            line = _Line(begin, self.optimizer.flat[where] - begin)
+            if labels:
+                self.scores.follow(self._score(forward, labels, line))
+            best = 0 if self.scores.value is None else int(self.scores.value.argmin())
+            self.optimizer.move(line.at(self.rates[best], self.optimizer.flat, where))
+            losses |= {"loss": loss.detach(), "rate": torch.tensor(self.rates[best])}
+        if labels:
+            again = model.forward(forward.inputs, grad=True)
+            supervised = labels.loss(labels.outputs(model, again)[0])
+            self.supervised.step(model.gradients(supervised, again.version, ["norm", "rest"]))
+            losses["sup"] = supervised.detach()
+        return losses
+
+    def _unlabelled(self, forward: Forward, labels: Labels) -> Forward | None:
+        """The forward of the unlabelled samples by themselves; None where too few are left to normalise."""
+        if not labels.rows:
+            return forward
+        rest = ~labels.mask(forward)
+        if int(rest.sum()) < (2 if self.model.has_batch_norm else 1):
+            return None
+        return self.model.forward(tree_map(lambda leaf: leaf[rest], forward.inputs), grad=True)
+
+    def _score(self, forward: Forward, labels: Labels, line: _Line) -> Tensor:
+        """For each candidate: mean (p − p_source)² on the unlabelled + CE on the labelled, each scaled to [0, 1]."""
+        model, rest, where = self.model, ~labels.mask(forward), self.model.layout.slices["norm"]
+        source = model.forward(forward.inputs, version=model.source(), statistics="source").logits.softmax(dim=1)
+        apart, wrong = [], []
+        for rate in self.rates:
+            version = Version(line.at(rate, self.optimizer.flat, where), model.layout, grad=False)
+            tried = model.forward(forward.inputs, version=version)
+            apart.append((tried.logits.softmax(dim=1) - source)[rest].square().mean())
+            wrong.append(labels.loss(labels.outputs(model, tried, grad=False)[0]))
+        return _scaled(torch.stack(apart)) + _scaled(torch.stack(wrong))
+
+    def reset(self) -> None:
+        self.supervised.forget()
+        super().reset()
+        self.scores.reset()
+        self.objective.reset()
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        self.supervised.forget()
+        super().restore(snapshot)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {
+            "supervised": self.supervised.state_dict(),
+            "scores": self.scores.state_dict(),
+            "objective": self.objective.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.objective.load_state_dict(state["objective"])
+        self.scores.load_state_dict(state["scores"])
+        self.supervised.load_state_dict(state["supervised"])
+        super().load_state_dict(state)
+
+    def __repr__(self) -> str:
+        return (
+            f"Candidates({self.objective!r}, rates={self.rates}, score_momentum={self.scores.momentum}, "
+            f"supervised_lr={self.supervised_lr}, norm={self.adapts['norm']!r}, optimizer={self.kind!r})"
+        )
+
+
+class _Line:
+    """Where the candidates lie: begin + rate·direction, of the tensors that the unsupervised step moves."""
+
+    def __init__(self, begin: Tensor, direction: Tensor) -> None:
+        self.begin = begin
+        self.direction = direction.detach()
+
+    def at(self, rate: float, flat: Tensor, where: slice) -> Tensor:
+        """A copy of all values with those of one candidate."""
+        candidate = flat.detach().clone()
+        candidate[where] = self.begin + rate * self.direction
+        return candidate
+
+
+def _scaled(values: Tensor) -> Tensor:
+    """To [0, 1] over the candidates; zeros where they are all the same."""
+    low, high = values.min(), values.max()
+    return (values - low) / torch.where(high > low, high - low, 1.0)

@@ -1,0 +1,272 @@
+"""How does a small model learn from a stronger one that adapts too? By distillation on few samples, again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from wise_atta import errors, signals
+from wise_atta.anchor import Anchor
+from wise_atta.how.filters import trust
+from wise_atta.how.labels import Labels
+from wise_atta.how.optimizer import Optimizer, check_rate
+from wise_atta.how.replay import Draw, Replay, stack
+from wise_atta.how.update import Update, skipped
+from wise_atta.model import Classifier, Forward, Spec
+from wise_atta.stream import Inputs, tree_map
+from wise_atta.who import Query
+
+
+class Tutor:
+    """A stronger model that adapts as well: one step on the mean of exp(E₀ − H)·H over what it is shown.
+
+    Parameters
+    ----------
+    teacher
+        A module is run as the student's is, with the same normalisation of inputs and the same subset of classes, and
+        batch renormalisation. Give a `Classifier` where it is to be otherwise, or to adapt other tensors than norm's.
+    lr, momentum
+        Of its SGD.
+    below
+        E₀ as a share of ln C.
+    """
+
+    def __init__(
+        self, teacher: nn.Module | Classifier, *, lr: float = 2.5e-4, momentum: float = 0.9, below: float = 0.4
+    ) -> None:
+        if not isinstance(teacher, nn.Module | Classifier):
+            raise errors.BadConfig(f"the teacher must be a module or a Classifier, not {type(teacher).__name__}")
+        check_rate(lr)
+        self.teacher = teacher
+        self.lr = lr
+        self.momentum = momentum
+        self.below = below
+
+    def start(self, student: Classifier) -> None:
+        """Get ready to teach this student. What the teacher runs is counted as the student's work."""
+        teacher = self.teacher
+        self.model = teacher if isinstance(teacher, Classifier) else student.like(teacher, statistics="renorm")
+        if isinstance(teacher, Classifier):
+            theirs, own = (m.outputs if m.classes is None else len(m.classes) for m in (teacher, student))
+        else:
+            theirs, own = self.model.outputs, student.outputs
+        if None not in (theirs, own):
+            _require_same(theirs, own)
+        self.model.work = student.work
+        self.optimizer = Optimizer(self.model, lr=self.lr, momentum=self.momentum, nesterov=False)
+
+    def adapt(self, inputs: Inputs) -> None:
+        """One step on a batch."""
+        forward = self.model.forward(self._taken(inputs), grad=True)
+        entropy = signals.entropy(forward.logits)
+        loss = (trust(entropy, forward.logits.shape[1], self.below) * entropy).mean()  # mean of exp(E₀ − H)·H
+        self.optimizer.step(self.model.gradients(loss, forward.version, list(self.model.layout.groups)))
+        self.model.commit(forward)
+
+    def logits(self, inputs: Inputs) -> Tensor:
+        """What it thinks of a batch now."""
+        return self.model.forward(self._taken(inputs)).logits
+
+    def _taken(self, inputs: Inputs) -> Inputs:
+        def move(leaf: Tensor) -> Tensor:
+            return leaf.to(self.model.device, self.model.dtype if leaf.is_floating_point() else leaf.dtype)
+
+        return tree_map(move, inputs)
+
+    def reset(self) -> None:
+        self.optimizer.reset()
+        self.model.reset_statistics()
+
+    def state_dict(self) -> dict[str, Any]:
+        running = self.model.running
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "running": None if running is None else running.detach().cpu().clone(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.model.running = None if state["running"] is None else state["running"].to(self.model.device)
+
+    def __repr__(self) -> str:
+        return f"Tutor({type(self.teacher).__name__}, lr={self.lr}, below={self.below})"
+
+
+class Distillation(Update):
+    """Learn from a teacher of one's own, in batches of questions that have queued up, and from replayed ones (CEMA).
+
+    With every full queue the teacher takes a step on it; then the student takes one on queue and replayed samples, with
+    the logits that the teacher now has for all of them. A batch that fills no queue takes a step on replayed samples
+    alone. The loss is the mean of
+
+        entropy·exp(E₀ − H)·H + exp(E₀ − H′)·(kl·KL(p′‖p) + ce·(−log p_y)),  y = arg max p′
+
+    with p and H the student's, p′ and H′ the teacher's.
+
+    Parameters
+    ----------
+    tutor
+        The teacher.
+    cost
+        What one of its labels costs; 0 takes the budget out of play.
+    adapt
+        Which tensors of the student.
+    lr, momentum
+        Of the student's SGD.
+    entropy, kl, ce
+        Weights of the three losses.
+    below
+        E₀ as a share of ln C.
+    queue
+        How many questions the teacher takes at a time.
+    replayed, alone
+        How many past samples come beside a queue, and how many where there is none.
+    ready
+        Nothing is replayed before so many are stored.
+    size, draw, seed
+        The buffer, see `Replay`. A sample enters it when the student has learned from it.
+    """
+
+    needs_graph = False
+
+    def __init__(
+        self,
+        tutor: Tutor,
+        *,
+        cost: int = 1,
+        adapt: Spec = "norm",
+        lr: float = 2.5e-3,
+        momentum: float = 0.9,
+        entropy: float = 3.0,
+        kl: float = 3.0,
+        ce: float = 1.0,
+        below: float = 0.4,
+        queue: int = 32,
+        replayed: int = 96,
+        alone: int = 128,
+        ready: int = 256,
+        size: int | None = 300,
+        draw: Draw | None = None,
+        seed: int = 0,
+    ) -> None:
+        if cost < 0 or queue < 2 or min(replayed, alone, ready) < 0:
+            raise errors.BadConfig(
+                f"cost, replayed, alone and ready must be at least 0 and queue at least 2, not cost={cost}, "
+                f"replayed={replayed}, alone={alone}, ready={ready}, queue={queue}"
+            )
+        if size is not None and size < ready:
+            raise errors.BadConfig(f"a buffer of size {size} never holds the {ready} samples that replay waits for")
+        self.tutor = tutor
+        self.teacher_cost = cost
+        self.adapts = {"adapted": adapt}
+        self.lr = lr
+        self.momentum = momentum
+        self.entropy = entropy
+        self.kl = kl
+        self.ce = ce
+        self.below = below
+        self.queue = queue
+        self.replayed = replayed
+        self.alone = alone
+        self.ready = ready
+        self.replay = Replay(size, draw=draw, seed=seed)
+        self._steps = 0
+        self._losses: dict[str, Tensor] = {}
+
+    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+        self.tutor.start(model)
+        super().start(model, anchor)
+
+    def make_optimizer(self, model: Classifier) -> Optimizer:
+        return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=False)
+
+    def consult(self, forward: Forward, questions: Sequence[Query]) -> dict[str, int]:
+        # The statistics that samples are distilled with know of this batch.
+        self.model.commit(forward)
+        answers: dict[str, int] = {}
+        for begin in range(0, len(questions) - self.queue + 1, self.queue):
+            sent = questions[begin : begin + self.queue]
+            inputs = stack([query.input for query in sent], self.model.device)
+            self.tutor.adapt(inputs)
+            classes = self._distil([query.input for query in sent] + self._past(self.replayed))[: self.queue]
+            self.replay.add(inputs, classes, [(query.batch, query.index) for query in sent])
+            answers |= {query.id: label for query, label in zip(sent, classes, strict=True)}
+        return answers
+
+    def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
+        if not self._losses:
+            past = self._past(self.alone)
+            if len(past) < 2:
+                return skipped()
+            self._distil(past)
+        losses, self._losses = self._losses, {}
+        return losses
+
+    def _past(self, count: int) -> list[Inputs]:
+        if len(self.replay) < self.ready:
+            return []
+        return [kept.inputs for kept in self.replay.sample(count, self._steps)]
+
+    def _distil(self, samples: Sequence[Inputs]) -> list[int]:
+        """One step of the student towards the teacher; gives the teacher's classes."""
+        inputs = stack(samples, self.model.device)
+        forward = self.model.forward(inputs, grad=True)
+        logits, target = forward.logits, self.tutor.logits(inputs).to(forward.logits)
+        _require_same(target.shape[1], logits.shape[1])
+        n_classes, sure = logits.shape[1], target.argmax(dim=1)
+        own, theirs = signals.entropy(logits), signals.entropy(target)
+        ent = trust(own, n_classes, self.below) * own  # exp(E₀ − H)·H
+        weight = trust(theirs, n_classes, self.below)  # exp(E₀ − H′)
+        log_p, log_t = logits.log_softmax(dim=1), target.log_softmax(dim=1)
+        kl = weight * (log_t.exp() * (log_t - log_p)).sum(dim=1)  # KL(p′‖p)
+        ce = weight * functional.nll_loss(log_p, sure, reduction="none")  # −log p_y, y = arg max p′
+        loss = (self.entropy * ent + self.kl * kl + self.ce * ce).mean()
+        self.optimizer.step(self.model.gradients(loss, forward.version, ["adapted"]))
+        self._steps += 1
+        self._losses = {"loss": loss.detach()}
+        classes: list[int] = sure.tolist()
+        return classes
+
+    def reset(self) -> None:
+        super().reset()
+        self.tutor.reset()
+        self.replay.reset()
+        self._steps = 0
+
+    def snapshot(self) -> dict[str, Tensor]:
+        return super().snapshot() | {"teacher": self.tutor.optimizer.flat.detach().clone()}
+
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        super().restore(snapshot)
+        self.tutor.optimizer.forget()
+        self.tutor.optimizer.move(snapshot["teacher"])
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {
+            "tutor": self.tutor.state_dict(),
+            "replay": self.replay.state_dict(),
+            "steps": self._steps,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.tutor.load_state_dict(state["tutor"])
+        self.replay.load_state_dict(state["replay"])
+        self._steps = state["steps"]
+        super().load_state_dict(state)
+
+    def __repr__(self) -> str:
+        return (
+            f"Distillation({self.tutor!r}, cost={self.teacher_cost}, adapt={self.adapts['adapted']!r}, lr={self.lr}, "
+            f"entropy={self.entropy}, kl={self.kl}, ce={self.ce}, queue={self.queue}, replay={self.replay!r})"
+        )
+
+
+def _require_same(theirs: int | None, own: int | None) -> None:
+    if theirs != own:
+        raise errors.BadConfig(
+            f"the teacher has {theirs} classes and the student {own}: give a teacher of the same classes, or a "
+            "Classifier with classes=… that names the student's"
+        )

@@ -1,0 +1,116 @@
+"""Which samples are worth another look? A buffer of past ones, on the CPU, the oldest leaving first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from wise_atta import errors, rng
+from wise_atta.stream import Inputs, tree_map
+
+# (stored, wanted, counter) → places in the buffer, none twice.
+Draw: TypeAlias = Callable[[int, int, int], Sequence[int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """One sample without a batch dimension, its class, the weight of its loss, and where it came from (batch, row)."""
+
+    inputs: Inputs
+    label: int
+    weight: float
+    place: tuple[int, int]
+
+
+class Replay:
+    """A buffer of samples with their classes.
+
+    Parameters
+    ----------
+    size
+        How many are kept at most; None keeps all.
+    name, seed
+        A draw depends on the seed, the buffer's name and the counter given with it.
+    draw
+        What chooses the samples, instead of a draw without replacement.
+
+    Examples
+    --------
+    >>> buffer = Replay(size=3)
+    >>> buffer.add(torch.arange(4.0).unsqueeze(1), labels=[0, 1, 0, 1], places=[(1, row) for row in range(4)])
+    >>> [kept.place for kept in buffer.kept]
+    [(1, 1), (1, 2), (1, 3)]
+    >>> len(buffer.sample(2, counter=0)), len(buffer.sample(9, counter=0))
+    (2, 3)
+    """
+
+    def __init__(
+        self, size: int | None = 300, *, name: str = "replay", draw: Draw | None = None, seed: int = 0
+    ) -> None:
+        if size is not None and size < 1:
+            raise errors.BadConfig(f"a buffer of size {size} keeps nothing: give at least 1, or None to keep all")
+        self.size = size
+        self.name = name
+        self.draw = draw
+        self.seed = seed
+        self.kept: list[Kept] = []
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Where the samples came from, oldest first."""
+        return [kept.place for kept in self.kept]
+
+    def add(
+        self,
+        inputs: Inputs,
+        labels: Sequence[int],
+        places: Sequence[tuple[int, int]],
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        """Keep copies of the samples of a batch."""
+        here = tree_map(lambda leaf: leaf.detach().cpu(), inputs)
+        for row, (label, place) in enumerate(zip(labels, places, strict=True)):
+            # A copy of its own: a view would keep the whole batch in memory and in every saved state.
+            sample = tree_map(lambda leaf, row=row: leaf[row].clone(), here)
+            self.kept.append(Kept(sample, int(label), 1.0 if weights is None else weights[row], place))
+        if self.size is not None:
+            del self.kept[: -self.size]
+
+    def sample(self, count: int, counter: int) -> list[Kept]:
+        """Any `count` of them, or all if there are fewer."""
+        count = min(count, len(self))
+        draw = self._permute if self.draw is None else self.draw
+        return [self.kept[place] for place in draw(len(self), count, counter)]
+
+    def _permute(self, stored: int, count: int, counter: int) -> list[int]:
+        order: list[int] = rng.numpy(self.seed, self.name, counter).permutation(stored)[:count].tolist()
+        return order
+
+    def reset(self) -> None:
+        self.kept = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": [[kept.inputs, kept.label, kept.weight, *kept.place] for kept in self.kept]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kept = [Kept(inputs, label, weight, (batch, row)) for inputs, label, weight, batch, row in state["kept"]]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(size={self.size}, seed={self.seed})"
+
+
+def stack(samples: Sequence[Inputs], device: torch.device) -> Inputs:
+    """Samples without a batch dimension, trees of one shape, as one batch."""
+    trees: list[Any] = [*samples]
+    if isinstance(trees[0], Tensor):
+        return torch.stack(trees).to(device)
+    if isinstance(trees[0], Mapping):
+        return {name: stack([tree[name] for tree in trees], device) for name in trees[0]}
+    return tuple(stack([tree[place] for tree in trees], device) for place in range(len(trees[0])))
