@@ -581,6 +581,7 @@ class Classifier:
         if used is None or used is self._followed:
             return
         self._followed = used
+        before = self.running
         if used.moments is not None:
             self.running = used.moments if self.running is None else self.running.lerp(used.moments, self.ema_weight)
         elif self.running is not None and used.before is self.running:
@@ -589,6 +590,9 @@ class Classifier:
             # Another batch was learned since this one's forward: its moments move the average from where it is now.
             moments = used.before + (used.values - used.before) / self.ema_weight
             self.running = torch.lerp(self.running, moments, self.ema_weight)
+        if before is not None and self.running is not None:
+            # A variance that overflows can still give finite logits, and would stay in the average for ever.
+            self.running = torch.where(self.running.isfinite().all(), self.running, before)
 
     def reset_statistics(self) -> None:
         if self.running is not None:
