@@ -23,7 +23,7 @@ CALLS = 1000
 def switch_often() -> Iterator[None]:
     """Threads take turns far more often than they would by themselves."""
     before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
+    sys.setswitchinterval(1e-4)
     yield
     sys.setswitchinterval(before)
 
