@@ -376,7 +376,7 @@ def _options(experiment: Experiment, length: int | None) -> dict[str, Any]:
             options[name] = value
     if "seed" in takes:
         options.setdefault("seed", experiment.seed)
-    if options.get("preset") == "authors" or options.get("exact"):
+    if str(options.get("preset")).startswith("authors") or options.get("exact"):
         options.setdefault("length", length)
     return options
 
