@@ -3,6 +3,7 @@
 from wise_atta import errors, how, methods, signals, what, when, who
 from wise_atta.adapter import Adapter, Prediction, Step
 from wise_atta.anchor import Anchor
+from wise_atta.guard import Guard
 from wise_atta.model import Classifier
 from wise_atta.stream import Batch, Stream
 from wise_atta.who import CANT_TELL, SKIP, Answer, Query
@@ -18,6 +19,7 @@ __all__ = [
     "Answer",
     "Batch",
     "Classifier",
+    "Guard",
     "Prediction",
     "Query",
     "Step",

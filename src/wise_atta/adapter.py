@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from wise_atta import errors
 from wise_atta.anchor import Anchor
+from wise_atta.guard import Guard
 from wise_atta.how import Labels, Late, Update
 from wise_atta.model import Classifier, Forward, Statistics, Work
 from wise_atta.stream import Batch, Inputs, leaves, tree_map
@@ -56,6 +57,7 @@ class Prediction:
     _owner: Adapter | None = field(default=None, repr=False)
     _decision: Decision = field(default_factory=Decision, repr=False)
     _learned: bool = field(default=False, repr=False)
+    _tripped: str | None = field(default=None, repr=False)
     _seconds: float = field(default=0.0, repr=False)
     _work: Work = field(default_factory=Work, repr=False)
 
@@ -65,7 +67,10 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Step:
-    """What happened with one batch, for records and callbacks. Losses are tensors, read only by who wants them."""
+    """What happened with one batch, for records and callbacks. Losses are tensors, read only by who wants them.
+
+    `tripped` says why the guard went back to a good state, where it did.
+    """
 
     number: int
     samples: int
@@ -83,6 +88,7 @@ class Step:
     losses: Mapping[str, Tensor]
     work: Work
     seconds: float
+    tripped: str | None = None
 
 
 class Adapter:
@@ -111,6 +117,8 @@ class Adapter:
         Number of batches after which an open question is dropped; None keeps it open.
     shadow
         Adapt, but answer with the source model.
+    guard
+        Who watches for collapse and goes back to the last good state, if anybody.
     """
 
     def __init__(
@@ -127,6 +135,7 @@ class Adapter:
         context: Context = "own",
         expires_after: int | None = None,
         shadow: bool = False,
+        guard: Guard | None = None,
     ) -> None:
         if context not in get_args(Context):
             raise errors.unknown("context", context, get_args(Context))
@@ -151,6 +160,9 @@ class Adapter:
         update.start(classifier, anchor)
         if anchor is not None:
             anchor.start(classifier.live)
+        self.guard = guard
+        if guard is not None:
+            guard.start(classifier, update, anchor)
         self._asks = asks
         self._number = 0
         self._age = 0
@@ -188,7 +200,15 @@ class Adapter:
             with torch.inference_mode(False), torch.no_grad():
                 return self._infer(batch)
         with self._lock, torch.inference_mode(False), torch.no_grad():
-            return self._predict(batch, count, ask, learn)
+            try:
+                return self._predict(batch, count, ask, learn)
+            except errors.NotFinite as error:
+                if self.guard is None or not _finite(batch.inputs):
+                    raise
+                self.guard.rescue(self._number + 1)
+                out = self._predict(batch, count, ask, learn)
+                out._tripped = str(error)
+                return out
 
     def _infer(self, batch: Batch) -> Prediction:
         forward = self._answering(batch.inputs)
@@ -291,7 +311,7 @@ class Adapter:
     def _require_finite(self, inputs: Inputs, logits: Tensor, finite: bool) -> None:
         if finite:
             return
-        if not all(bool(leaf.isfinite().all()) for leaf in leaves(inputs) if leaf.is_floating_point()):
+        if not _finite(inputs):
             raise errors.NotFinite("the inputs hold NaN or Inf: clean them before they reach the model")
         raise errors.NotFinite(
             "the logits hold NaN or Inf although the inputs do not: if the source model is sound, the adapted tensors "
@@ -326,8 +346,12 @@ class Adapter:
         losses: dict[str, Tensor] = {}
         taught: dict[str, int] = {}
         forward = out._forward
+        tripped = out._tripped
         if updates:
-            assert out._inputs is not None
+            assert out._inputs is not None and out.view is not None
+            if self.guard is not None and tripped is None:
+                tripped = self.guard.check(out.view, out._inputs)
+                forward = forward if tripped is None else None
             if forward is None or (self.update.needs_graph and not forward.logits.requires_grad):
                 forward = self.classifier.forward(out._inputs, grad=self.update.needs_graph)
             taught = self.update.consult(forward, self.open) if self._taught else {}
@@ -366,6 +390,7 @@ class Adapter:
                 done.backwards + out._work.backwards,
             ),
             seconds=out._seconds + time.perf_counter() - began,
+            tripped=tripped,
         )
         for callback in self._callbacks:
             callback(step)
@@ -526,6 +551,8 @@ class Adapter:
         self.selector.reset()
         if self.anchor is not None:
             self.anchor.start(self.classifier.live)
+        if self.guard is not None:
+            self.guard.reset()
 
     def _forget(self, policy: bool, account: bool) -> None:
         self.policy.reset(history=policy, account=account)
@@ -554,6 +581,7 @@ class Adapter:
                 "selector": self.selector.state_dict(),
                 "desk": None if self._desk is None else self._desk.state_dict(),
                 "annotator": None if self.annotator is None else self.annotator.state_dict(),
+                "guard": None if self.guard is None else self.guard.state_dict(),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -609,13 +637,19 @@ class Adapter:
         self.classifier.running = None if running is None else running.to(self.classifier.device)
         self._number, self._age, self._frozen = state["number"], state["age"], state["frozen"]
         self.update.load_state_dict(state["update"])
+        if self.guard is not None:
+            self.guard.load_state_dict(state["guard"])
         self._drop_graph()
 
     def _parts(self) -> dict[str, str]:
-        names = ("update", "policy", "utility", "selector", "anchor")
+        names = ("update", "policy", "utility", "selector", "anchor", "guard")
         parts = {name: type(getattr(self, name)).__name__ for name in names}
         objective = type(getattr(self.update, "objective", None)).__name__
         return parts | {"objective": objective, "statistics": self.classifier.statistics}
+
+
+def _finite(inputs: Inputs) -> bool:
+    return all(bool(leaf.isfinite().all()) for leaf in leaves(inputs) if leaf.is_floating_point())
 
 
 def _all_finite(inputs: Inputs, logits: Tensor) -> Tensor:

@@ -8,11 +8,12 @@ from torch import nn
 
 from wise_atta import errors, methods
 from wise_atta.adapter import Adapter
+from wise_atta.guard import Guard
 from wise_atta.methods import Method
 from wise_atta.model import Classifier
 
 _CLASSIFIER = ("head", "classes", "mean", "std", "prior", "ema_weight", "statistics")
-_ADAPTER = ("annotator", "context", "expires_after", "shadow")
+_ADAPTER = ("annotator", "context", "expires_after", "shadow", "guard")
 
 
 def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Adapter:
@@ -26,7 +27,8 @@ def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Ad
         The name of a method, or one made by hand.
     options
         Shared out by name: `head`, `classes`, `mean`, `std`, `statistics`, `prior`, `ema_weight` to the `Classifier`;
-        `annotator`, `context`, `expires_after`, `shadow` to the `Adapter`; the rest (`ratio`, `lr`, …) to the method.
+        `annotator`, `context`, `expires_after`, `shadow`, `guard` to the `Adapter` (``guard=True`` is `Guard()`); the
+        rest (`ratio`, `lr`, …) to the method.
 
     Examples
     --------
@@ -37,6 +39,8 @@ def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Ad
     >>> step = adapter.learn(out, {query.id: 0 for query in out.queries})
     """
     wrapper = {name: options.pop(name) for name in _ADAPTER if name in options}
+    if isinstance(wrapper.get("guard"), bool):
+        wrapper["guard"] = Guard() if wrapper["guard"] else None
     seen = {name: options.pop(name) for name in _CLASSIFIER if name in options}
     if isinstance(method, str):
         method = methods.get(method, **options)

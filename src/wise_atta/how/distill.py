@@ -237,7 +237,7 @@ class Distillation(Update):
         self._steps = 0
 
     def snapshot(self) -> dict[str, Tensor]:
-        return super().snapshot() | {"teacher": self.tutor.optimizer.flat.detach().clone()}
+        return super().snapshot() | {"teacher": self.tutor.model.live.flat}
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
         super().restore(snapshot)

@@ -69,7 +69,7 @@ class Update:
 
     def snapshot(self) -> dict[str, Tensor]:
         """The adapted tensors as they are, to come back to."""
-        return {"flat": self.optimizer.flat.detach().clone()}
+        return {"flat": self.model.live.flat}
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
         """Return to a snapshot, without momenta."""

@@ -1,0 +1,290 @@
+"""Has adaptation gone wrong? Notices collapse in what the stream shows, and returns to the last good state."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wise_atta import errors, signals
+from wise_atta.anchor import Anchor
+from wise_atta.how import Update
+from wise_atta.model import Classifier, Version
+from wise_atta.stream import Inputs
+from wise_atta.view import View
+
+_log = logging.getLogger("wise_atta.guard")
+# A share of classes read off fewer predictions than these says little.
+_FEW = 32
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One batch: its size, how often each class was predicted, and the sum of the entropies."""
+
+    samples: int
+    classes: Tensor
+    entropy: float
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """Adapted tensors, anchor and statistics after some batch."""
+
+    batch: int
+    update: Mapping[str, Tensor]
+    anchor: Tensor | None
+    running: Tensor | None
+
+
+class Guard:
+    """Watches a method of any kind for collapse, with nothing but its predictions to go by.
+
+    Every batch adds its predictions to a window. An **alarm** is raised when the most predicted class has a share far
+    above that in the most even window so far, when the mean entropy has fallen to next to nothing of what it was at
+    first, or when audited samples are right far less often than before. An alarm may have an honest reason, such as a
+    stretch of the stream with one class. So it is **confirmed** first: the last good state and the source model predict
+    the same batch, and if either of them says much the same, the stream is like that and nothing happens. Otherwise the
+    guard **trips**: tensors, anchor and statistics return to the last good state, momenta are dropped, and the batch is
+    learned from there. Two trips with no good state between them lead back to the source.
+
+    A snapshot is taken every so many batches if the window is calm, and counts as good once the next one is taken.
+
+    Parameters
+    ----------
+    window
+        How many predictions are looked back on.
+    every
+        Number of batches between snapshots, and between two attempts to confirm an alarm.
+    share
+        Alarm at this part of the way from the usual share of the most predicted class to 1.
+    entropy
+        Alarm below this part of the mean entropy at first.
+    agree
+        An alarm is confirmed if fewer than this part of the predictions are those of the last good state.
+    audits, accuracy
+        Alarm if of the last `audits` audited samples fewer are right than this part of the best such number so far.
+
+    Attributes
+    ----------
+    trips
+        How often it returned to a good state.
+    """
+
+    def __init__(
+        self,
+        *,
+        window: int = 256,
+        every: int = 10,
+        share: float = 0.5,
+        entropy: float = 0.05,
+        agree: float = 0.6,
+        audits: int = 20,
+        accuracy: float = 0.5,
+    ) -> None:
+        if min(window, every, audits) < 1:
+            raise errors.BadConfig(f"window, every and audits must be at least 1, not {window}, {every}, {audits}")
+        if not all(0 <= part <= 1 for part in (share, entropy, agree, accuracy)):
+            raise errors.BadConfig(
+                f"share, entropy, agree and accuracy must be in [0, 1], not {share}, {entropy}, {agree}, {accuracy}"
+            )
+        self.window = window
+        self.every = every
+        self.share = share
+        self.entropy = entropy
+        self.agree = agree
+        self.audits = audits
+        self.accuracy = accuracy
+        self.trips = 0
+
+    def start(self, model: Classifier, update: Update, anchor: Anchor | None) -> None:
+        """Take charge of a method whose tensors are at the source."""
+        if hasattr(self, "model"):
+            raise errors.BadConfig("this guard watches another adapter already: make one for each")
+        self.model, self.update, self.anchor = model, update, anchor
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew: the present state is good, and nothing was seen. Trips stay counted."""
+        self._seen: list[_Seen] = []
+        self._right: list[bool] = []
+        self._usual: dict[str, float] = {}
+        self._good: _Snapshot = self._snapshot(0)
+        self._next: _Snapshot | None = None
+        self._calm = self._wait = 0
+        self._again = False
+
+    def audit(self, right: bool) -> None:
+        """Note whether the prediction for a sample drawn at random was right."""
+        self._right = [*self._right, right][-self.audits :]
+        if len(self._right) == self.audits:
+            self._usual["right"] = max(sum(self._right), self._usual.get("right", 0.0))
+
+    def check(self, view: View, inputs: Inputs) -> str | None:
+        """Look at a batch before it is learned. If adaptation has collapsed, go back, and say why."""
+        share, entropy, label = self._look(view)
+        alarm = self._alarm(share, entropy, label)
+        self._wait = max(self._wait - 1, 0)
+        if alarm is None:
+            self._keep(view.number, share, entropy)
+            return None
+        if self._wait or not self._confirmed(view, inputs):
+            self._wait = self._wait or self.every
+            return None
+        self._return(alarm, view.number)
+        return alarm
+
+    def rescue(self, number: int) -> None:
+        """Go back at once: the logits hold NaN or Inf although the inputs do not."""
+        self._return("the logits hold NaN or Inf", number)
+
+    # -- seeing it ----------------------------------------------------------------------------------------------
+
+    def _look(self, view: View) -> tuple[float, float, int]:
+        """Share of the most predicted class over the window, the mean entropy, and which class that is."""
+        counts = view.logits.argmax(dim=1).bincount(minlength=view.classes)
+        # One copy to the host: counts are whole numbers that float64 holds exactly.
+        *classes, entropy = torch.cat([counts.double(), view.entropy.double().sum().unsqueeze(0)]).tolist()
+        self._seen.append(_Seen(len(view), torch.tensor(classes, dtype=torch.float64), entropy))
+        while sum(seen.samples for seen in self._seen[1:]) >= self.window:
+            del self._seen[0]
+        total = sum(seen.samples for seen in self._seen)
+        counted = torch.stack([seen.classes for seen in self._seen]).sum(dim=0)
+        return float(counted.max()) / total, sum(seen.entropy for seen in self._seen) / total, int(counted.argmax())
+
+    def _alarm(self, share: float, entropy: float, label: int) -> str | None:
+        total = sum(seen.samples for seen in self._seen)
+        if total >= _FEW and "share" not in self._usual:
+            self._usual |= {"share": share, "entropy": entropy}
+        if self._overruled:
+            return None
+        if self._audited and sum(self._right) < self.accuracy * self._usual["right"]:
+            before = round(self._usual["right"])
+            return f"{sum(self._right)} of the last {self.audits} audited samples are right, {before} were"
+        if total < self.window:
+            return None
+        if share >= self._level(self.share):
+            usual = self._usual["share"]
+            return f"class {label} is {share:.0%} of the last {total} predictions, where the top class had {usual:.0%}"
+        if entropy < self.entropy * self._usual["entropy"]:
+            usual = self._usual["entropy"]
+            return f"the mean entropy of the last {total} predictions is {entropy:.2g}, at first it was {usual:.2g}"
+        return None
+
+    def _level(self, part: float) -> float:
+        """This part of the way from the usual share to 1."""
+        return self._usual["share"] + part * (1 - self._usual["share"])
+
+    @property
+    def _audited(self) -> bool:
+        return len(self._right) == self.audits
+
+    @property
+    def _overruled(self) -> bool:
+        """Audited samples that are right as often as ever leave nothing to suspect."""
+        return self._audited and sum(self._right) >= (1 + self.accuracy) / 2 * self._usual["right"]
+
+    def _confirmed(self, view: View, inputs: Inputs) -> bool:
+        if self._audited and sum(self._right) < self.accuracy * self._usual["right"]:
+            return True
+        own = view.logits.argmax(dim=1)
+        good = self.model.forward(inputs, version=self._version(self._good)).logits
+        if _agreement(own, good) >= self.agree:
+            return False
+        source = self.model.forward(inputs, version=self.model.source(), statistics="source").logits
+        sure = float(signals.entropy(source).mean()) < signals.entropy_threshold(view.classes)
+        return not (sure and _agreement(own, source) >= self.agree)
+
+    # -- keeping it ---------------------------------------------------------------------------------------------
+
+    def _keep(self, number: int, share: float, entropy: float) -> None:
+        """Take a snapshot when it is time and all is calm: half as far from the usual as an alarm."""
+        if "share" not in self._usual:
+            return
+        if sum(seen.samples for seen in self._seen) >= self.window:
+            self._usual["share"] = min(share, self._usual["share"])
+        calm = share < self._level(self.share / 2) and entropy >= 2 * self.entropy * self._usual["entropy"]
+        self._calm = self._calm + 1 if calm else 0
+        if self._calm >= self.every:
+            if self._next is not None:
+                self._good, self._again = self._next, False
+            # The tensors of this moment made the predictions that were found calm; this batch is not learned yet.
+            self._next, self._calm = self._snapshot(number - 1), 0
+
+    def _snapshot(self, batch: int) -> _Snapshot:
+        anchor = None if self.anchor is None else self.anchor.version.flat
+        return _Snapshot(batch, self.update.snapshot(), anchor, self.model.running)
+
+    def _version(self, snapshot: _Snapshot) -> Version:
+        return Version(snapshot.update["flat"], self.model.layout, grad=False)
+
+    def _return(self, why: str, number: int) -> None:
+        if self._again:
+            self.update.reset()
+            self.model.reset_statistics()
+            if self.anchor is not None:
+                self.anchor.start(self.model.live)
+            self._good = self._snapshot(0)
+        else:
+            self.update.restore(self._good.update)
+            self.model.running = self._good.running
+            if self.anchor is not None and self._good.anchor is not None:
+                self.anchor.load_state_dict({"flat": self._good.anchor})
+        self._next, self._seen, self._right = None, [], []
+        self._calm = self._wait = 0
+        self._again = True
+        self.trips += 1
+        where = f"batch {self._good.batch}" if self._good.batch else "the source"
+        _log.warning("batch %d: collapse, back to the state of %s: %s", number, where, why)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "trips": self.trips,
+            "seen": [[seen.samples, seen.classes, seen.entropy] for seen in self._seen],
+            "right": list(self._right),
+            "usual": dict(self._usual),
+            "good": _pack(self._good),
+            "next": None if self._next is None else _pack(self._next),
+            "counters": [self._calm, self._wait, self._again],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        device = self.model.device
+        seen = [_Seen(samples, classes, entropy) for samples, classes, entropy in state["seen"]]
+        good, later = _unpack(state["good"], device), state["next"]
+        self._next = None if later is None else _unpack(later, device)
+        self._seen, self._good, self.trips = seen, good, state["trips"]
+        self._right, self._usual = list(state["right"]), dict(state["usual"])
+        self._calm, self._wait, self._again = state["counters"]
+
+    def __repr__(self) -> str:
+        names = ("window", "every", "share", "entropy", "agree", "audits", "accuracy")
+        return f"Guard({', '.join(f'{name}={getattr(self, name)}' for name in names)})"
+
+
+def _agreement(own: Tensor, logits: Tensor) -> float:
+    """Which part of the predictions is the same."""
+    return float((own == logits.argmax(dim=1)).double().mean())
+
+
+def _pack(snapshot: _Snapshot) -> dict[str, Any]:
+    def plain(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor.detach().cpu().clone()
+
+    return {
+        "batch": snapshot.batch,
+        "update": {name: plain(tensor) for name, tensor in snapshot.update.items()},
+        "anchor": plain(snapshot.anchor),
+        "running": plain(snapshot.running),
+    }
+
+
+def _unpack(state: Mapping[str, Any], device: torch.device) -> _Snapshot:
+    anchor, running = (None if state[name] is None else state[name].to(device) for name in ("anchor", "running"))
+    return _Snapshot(
+        state["batch"], {name: tensor.to(device) for name, tensor in state["update"].items()}, anchor, running
+    )
