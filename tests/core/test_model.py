@@ -96,7 +96,7 @@ def test_the_head_of_a_small_net_is_found_and_its_features_come_with_the_logits(
     assert classifier.head_name == nets.KINDS[kind].head
     forward = classifier.forward(x)
     with torch.no_grad():
-        assert torch.equal(forward.logits, nets.call(net, x))
+        torch.testing.assert_close(forward.logits, nets.call(net, x), rtol=1e-12, atol=1e-12)
         assert torch.equal(net.get_submodule(classifier.head_name)(forward.features), forward.logits)
         assert torch.equal(classifier.head(forward.features), forward.logits)
 
