@@ -15,6 +15,7 @@ import wise_atta
 from wise_atta import errors, methods, what, when
 from wise_atta.bench.record import read_json
 from wise_atta.data import StreamSpec
+from wise_atta.model import StatisticsMode
 
 # Fields that change where or how fast a run happens but not what is asked of it.
 _NOT_HASHED = frozenset({"workers", "tag"})
@@ -41,6 +42,9 @@ class Experiment(pydantic.BaseModel):
         questions expire.
     statistics
         What BatchNorm layers normalise with; None: the method's own.
+    teacher, source_data
+        What cema and eata need beside the stream: a stronger model by name, and clean data that the model was trained
+        on.
     seed
         Of the method's randomness. The stream has its own seed in `stream`.
     device, threads, deterministic
@@ -76,7 +80,9 @@ class Experiment(pydantic.BaseModel):
     noise: float = pydantic.Field(0.0, ge=0, le=1)
     context: Literal["own", "current", "source"] = "own"
     expires_after: int | None = pydantic.Field(None, ge=0)
-    statistics: Literal["batch", "source", "mixed", "ema"] | None = None
+    statistics: StatisticsMode | None = None
+    teacher: str | None = None
+    source_data: str | None = None
     seed: int = 0
     device: str = "auto"
     threads: int | None = pydantic.Field(None, ge=1)

@@ -23,8 +23,9 @@ from wise_atta.adapter import Adapter, Prediction, Step
 from wise_atta.bench.experiment import CARD_VERSION, Experiment
 from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.record import Folder, claimed, read_json
-from wise_atta.data import Dataset, StreamSpec, models, open_stream, picture_of
+from wise_atta.data import Dataset, StreamSpec, models, open_dataset, open_stream, picture_of
 from wise_atta.data.streams import DataStream, PictureStream
+from wise_atta.model import Classifier
 from wise_atta.stream import Batch
 from wise_atta.wrap import adapt
 
@@ -102,16 +103,22 @@ def build(
     """
     device = pick_device(experiment.device)
     source = models.load(experiment.model, weights=weights)
-    spec = _cut(experiment.spec(), source)
+    spec = _cut(experiment.spec(), source, data)
     opener = open_stream if shelf is None else shelf.open
     stream, truth = opener(spec, data, device=device, workers=experiment.workers)
-    method = methods.get(experiment.method, **_options(experiment, stream.length))
+    dataset: Dataset | None = getattr(stream, "dataset", None)
+    options = _options(experiment, stream.length)
+    if experiment.teacher is not None:
+        options["teacher"] = _teacher(models.load(experiment.teacher, weights=weights), device, dataset)
+    if experiment.source_data is not None:
+        clean = StreamSpec(data=experiment.source_data, batch=experiment.batch, limit=2000, seed=experiment.seed)
+        options["source"] = list(opener(_cut(clean, source, data), data, device=device, workers=experiment.workers)[0])
+    method = methods.get(experiment.method, **options)
     if experiment.exhaust and not isinstance(method.policy, when.Never):
         if stream.length is None:
             raise errors.BadConfig(f"exhaust needs a stream of known length, which {experiment.data} is not")
         method = replace(method, policy=when.Exhaust(method.policy, length=stream.length))
     answers: who.Annotator = who.Oracle(truth)
-    dataset: Dataset | None = getattr(stream, "dataset", None)
     mask = None if dataset is None else dataset.mask
     if experiment.noise:
         if dataset is None:
@@ -168,18 +175,17 @@ def run(
         files = Folder(folder)
         score, began, seconds = Score(), time.perf_counter(), 0.0
         state = None if again else files.restore()
-        start = 0
+        start, domain = 0, None
         if again:
             files.steps.cut(0)
             files.queries.cut(0)
         elif state is not None and state["digest"] == experiment.digest:
             built.adapter.load_state_dict(state["adapter"])
             score.load_state_dict(state["score"])
-            start, seconds = state["batch"], state["seconds"]
+            start, seconds, domain = state["batch"], state["seconds"], state["domain"]
         elif state is not None:
             raise errors.DataError(f"{folder} holds an unfinished run of another experiment: choose another folder")
-        recorder = Recorder(built, files, score)
-        number = start
+        recorder, memory = Recorder(built, files, score, domain), Peak(built.device)
         for number, batch in enumerate(_from(built.stream, start), start + 1):
             recorder.step(batch)
             if progress is not None:
@@ -191,10 +197,11 @@ def run(
                         "adapter": built.adapter.state_dict(),
                         "score": score.state_dict(),
                         "batch": number,
+                        "domain": recorder.domain,
                         "seconds": seconds + time.perf_counter() - began,
                     }
                 )
-        card = make_card(built, score, seconds + time.perf_counter() - began, resumed=start > 0)
+        card = make_card(built, score, seconds + time.perf_counter() - began, memory.bytes(), resumed=start > 0)
         files.finish(card)
         return card
 
@@ -202,10 +209,10 @@ def run(
 class Recorder:
     """Runs batches through an adapter and writes down what happened."""
 
-    def __init__(self, built: Built, files: Folder | None, score: Score) -> None:
+    def __init__(self, built: Built, files: Folder | None, score: Score, domain: str | None = None) -> None:
         self.adapter, self.truth, self.files, self.score = built.adapter, built.truth, files, score
         self.restarts = built.method.restarts
-        self._domain: str | None = None
+        self.domain = domain
         self._last: Step | None = None
         built.adapter.on_step(self._keep)
 
@@ -217,9 +224,9 @@ class Recorder:
         domain = str(batch.meta.get("domain", ""))
         if batch.meta.get("reset"):
             self.adapter.reset()
-        elif self.restarts and self._domain not in (None, domain):
+        elif self.restarts and self.domain not in (None, domain):
             self.adapter.restart()
-        self._domain = domain
+        self.domain = domain
         began = time.perf_counter()
         out = self.adapter.step(batch)
         elapsed = time.perf_counter() - began
@@ -278,7 +285,38 @@ class Recorder:
             )
 
 
-def make_card(built: Built, score: Score, seconds: float, resumed: bool = False) -> dict[str, Any]:
+class Peak:
+    """The most memory that was in use beyond what was there at the start: of the GPU, or of this process."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            self._start: int | None = torch.cuda.memory_allocated(device)
+        else:
+            with contextlib.suppress(OSError):
+                Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back; Linux only
+            self._start = _process_memory("VmRSS")
+
+    def bytes(self) -> int | None:
+        """None where the system does not tell."""
+        if self.device.type == "cuda":
+            peak: int | None = torch.cuda.max_memory_allocated(self.device)
+        else:
+            peak = _process_memory("VmHWM")
+        return None if peak is None or self._start is None else max(0, peak - self._start)
+
+
+def _process_memory(field: str) -> int | None:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(field + ":")), None)
+
+
+def make_card(built: Built, score: Score, seconds: float, memory: int | None, resumed: bool = False) -> dict[str, Any]:
     """The run card: the experiment, its results, and all that they depend on."""
     counts, work = built.adapter.counts, built.adapter.classifier.work
     policy = built.adapter.policy
@@ -295,6 +333,7 @@ def make_card(built: Built, score: Score, seconds: float, resumed: bool = False)
             "forwards": work.forwards,
             "backwards": work.backwards,
             "seconds": seconds,
+            "peak_memory": memory,
             "resumed": resumed,
         },
         "provenance": {
@@ -374,11 +413,22 @@ def _options(experiment: Experiment, length: int | None) -> dict[str, Any]:
                     f"experiment field {name!r}: method {experiment.method!r} does not ask for labels"
                 )
             options[name] = value
+    for name, option in (("teacher", "teacher"), ("source_data", "source")):
+        if getattr(experiment, name) is not None and option not in takes:
+            raise errors.BadConfig(f"experiment field {name!r}: method {experiment.method!r} has no use for it")
     if "seed" in takes:
         options.setdefault("seed", experiment.seed)
     if str(options.get("preset")).startswith("authors") or options.get("exact"):
         options.setdefault("length", length)
     return options
+
+
+def _teacher(source: models.SourceModel, device: torch.device, dataset: Dataset | None) -> Classifier:
+    """A teacher with its own normalisation, over the same classes as the student."""
+    mask = None if dataset is None else dataset.mask
+    return Classifier(
+        source.module.to(device), adapt="norm", statistics="renorm", mean=source.mean, std=source.std, classes=mask
+    )
 
 
 def _from(stream: DataStream | Held, start: int) -> Iterator[Batch]:
@@ -388,11 +438,14 @@ def _from(stream: DataStream | Held, start: int) -> Iterator[Batch]:
     return itertools.islice(iter(stream), start, None)
 
 
-def _cut(spec: StreamSpec, source: models.SourceModel) -> StreamSpec:
-    """A stream that does not say how pictures are cut takes the model's way."""
-    if spec.resize is None and spec.crop is None:
-        return replace(spec, resize=source.resize or 0, crop=source.crop, interpolation=source.interpolation)
-    return spec
+def _cut(spec: StreamSpec, source: models.SourceModel, data: Path | None) -> StreamSpec:
+    """Where neither the stream nor the data set says how pictures are cut, the model does."""
+    if spec.resize is not None or spec.crop is not None or spec.data.startswith("python:"):
+        return spec
+    dataset = open_dataset(spec.data, data)
+    if dataset.resize is not None or dataset.crop is not None:
+        return spec
+    return replace(spec, resize=source.resize or 0, crop=source.crop, interpolation=source.interpolation)
 
 
 def _number(value: float | Tensor) -> float | None:
