@@ -272,6 +272,19 @@ def test_a_folder_of_classes_is_learned(tmp_path: Path) -> None:
     assert models.load(f"file:{tmp_path / 'fruit-resnet18_w4.safetensors'}").classes == ("apple", "pear")
 
 
+def test_pacs_learns_photos_and_is_measured_on_all_domains(tmp_path: Path) -> None:
+    for domain in ("photo", "art_painting", "cartoon", "sketch"):
+        write_tree(tmp_path / "PACS" / domain, {"dog": 8, "horse": 8})
+    recipe = Recipe(start="wise_atta/resnet18_w4@random", epochs=1, batch=4, held_out=0.25)
+    card = train("pacs", data=tmp_path, out=tmp_path / "out", recipe=recipe, report=silent)
+    domains = ["pacs/photo held out", "pacs/art_painting", "pacs/cartoon", "pacs/sketch"]
+    assert list(card["errors"]) == domains and [test["pictures"] for test in card["tests"]] == [4, 16, 16, 16]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "pacs-photo-resnet18_w4.json",
+        "pacs-photo-resnet18_w4.safetensors",
+    ]
+
+
 def test_pictures_are_cut_as_the_recipe_says(tmp_path: Path) -> None:
     write_tree(tmp_path / "fruit", {"apple": 6, "pear": 6}, side=50)
     recipe = Recipe(start="wise_atta/resnet18_w4@random", epochs=1, batch=4, resize=40, crop=32)

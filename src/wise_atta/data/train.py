@@ -92,10 +92,10 @@ class Recipe:
 RECIPES = {
     "cifar10": Recipe(start="wise_atta/resnet18@random", epochs=60, batch=256, rate=0.2, shift=4, cutout=10, half=True),
     "pacs": Recipe(
-        start="efficientnet_lite0", epochs=8, batch=32, rate=0.02, decay=1e-4, crop=128, resize=144, held_out=0.2
+        start="efficientnet_lite0", epochs=8, batch=32, rate=0.005, decay=1e-4, crop=128, resize=144, held_out=0.2
     ),
     "digits": Recipe(start="wise_atta/digits_cnn@random", epochs=10, batch=32, flip=False, shift=2, held_out=0.5),
-    "folder": Recipe(start="efficientnet_lite0", epochs=8, batch=32, rate=0.02, decay=1e-4, held_out=0.2),
+    "folder": Recipe(start="efficientnet_lite0", epochs=8, batch=32, rate=0.005, decay=1e-4, held_out=0.2),
 }
 
 
@@ -194,7 +194,7 @@ def train(
     model = dataclasses.replace(
         model, module=models.with_classes(model.module, len(learned.classes), recipe.seed), classes=learned.classes
     )
-    name = name or f"{learned.name.removesuffix('-train')}-{model.architecture.rpartition('/')[2]}"
+    name = name or f"{learned.name.removesuffix('-train')}-{model.architecture.rpartition('/')[2]}".replace("/", "-")
     files = _Files(Path(out).expanduser(), name)
     promise = {
         "recipe": dataclasses.asdict(recipe),
@@ -588,8 +588,8 @@ class _Files:
             name: (tensor.half() if half and tensor.dim() > 1 else tensor).contiguous()
             for name, tensor in module.state_dict().items()
         }
-        save_file = models.package("safetensors.torch").save_file
-        self._write(self.tensors, lambda path: save_file(stored, path))
+        content: bytes = models.package("safetensors.torch").save(stored)
+        self._write(self.tensors, lambda path: path.write_bytes(content))
 
     def finish(self, card: dict[str, Any]) -> dict[str, Any]:
         """Write the card and return it as it will be read."""
