@@ -299,7 +299,8 @@ class Adapter:
             self._desk = Desk(classes, expires_after=self.expires_after)
         if queries:
             used = forward.statistics if self.context == "own" else None
-            context = None if used is None else {"values": used.values, "batch": used.batch}
+            # On the CPU like the question itself: it may wait for long, and be saved and loaded elsewhere.
+            context = None if used is None else {"values": used.values.cpu(), "batch": used.batch}
             self._desk.ask(queries, [context] * len(queries))
 
     def _drop_graph(self) -> None:
