@@ -125,6 +125,13 @@ class Folder:
         self.queries.cut(state["queries"])
         return state
 
+    def clear(self) -> None:
+        """Forget whatever was here."""
+        for name in ("card.json", "checkpoint.pt", "steps.parquet", "queries.parquet"):
+            (self.path / name).unlink(missing_ok=True)
+        self.steps.cut(0)
+        self.queries.cut(0)
+
     def checkpoint(self, state: Mapping[str, Any]) -> None:
         """Make this the moment to go on from, and show the rows so far."""
         whole = {**state, "steps": self.steps.sync(), "queries": self.queries.sync()}

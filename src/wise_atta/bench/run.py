@@ -8,7 +8,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,10 @@ from wise_atta.adapter import Adapter, Prediction, Step
 from wise_atta.bench.experiment import CARD_VERSION, Experiment
 from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.record import Folder, claimed, read_json
+from wise_atta.bench.source import load
 from wise_atta.data import Dataset, StreamSpec, models, open_dataset, open_stream, picture_of
 from wise_atta.data.streams import DataStream, PictureStream
-from wise_atta.model import Classifier
+from wise_atta.model import Classifier, Work
 from wise_atta.stream import Batch
 from wise_atta.wrap import adapt
 
@@ -102,14 +103,14 @@ def build(
     A `shelf` holds streams in memory, for many runs in one process.
     """
     device = pick_device(experiment.device)
-    source = models.load(experiment.model, weights=weights)
+    source = load(experiment.model, weights)
     spec = _cut(experiment.spec(), source, data)
     opener = open_stream if shelf is None else shelf.open
     stream, truth = opener(spec, data, device=device, workers=experiment.workers)
     dataset: Dataset | None = getattr(stream, "dataset", None)
     options = _options(experiment, stream.length)
     if experiment.teacher is not None:
-        options["teacher"] = _teacher(models.load(experiment.teacher, weights=weights), device, dataset)
+        options["teacher"] = _teacher(load(experiment.teacher, weights), device, dataset)
     if experiment.source_data is not None:
         clean = StreamSpec(data=experiment.source_data, batch=experiment.batch, limit=2000, seed=experiment.seed)
         options["source"] = list(opener(_cut(clean, source, data), data, device=device, workers=experiment.workers)[0])
@@ -167,57 +168,82 @@ def run(
     checkpoint
         Number of batches between checkpoints.
     """
-    done = finished(folder, experiment)
-    if done is not None and not again:
+    done = finished(folder, experiment, again)
+    if done is not None:
         return done
-    with claimed(folder), _settings(experiment):
+    with _settings(experiment):
+        # Before the folder is made: a description that cannot run leaves nothing behind.
         built = build(experiment, data=data, weights=weights, shelf=shelf)
-        files = Folder(folder)
-        score, began, seconds = Score(), time.perf_counter(), 0.0
-        state = None if again else files.restore()
-        start, domain = 0, None
-        if again:
-            files.steps.cut(0)
-            files.queries.cut(0)
-        elif state is not None and state["digest"] == experiment.digest:
-            built.adapter.load_state_dict(state["adapter"])
-            score.load_state_dict(state["score"])
-            start, seconds, domain = state["batch"], state["seconds"], state["domain"]
-        elif state is not None:
-            raise errors.DataError(f"{folder} holds an unfinished run of another experiment: choose another folder")
-        recorder, memory = Recorder(built, files, score, domain), Peak(built.device)
-        for number, batch in enumerate(_from(built.stream, start), start + 1):
-            recorder.step(batch)
-            if progress is not None:
-                progress(number, built.stream.length, score.error, built.adapter.policy.spent)
-            if number % checkpoint == 0:
-                files.checkpoint(
-                    {
-                        "digest": experiment.digest,
-                        "adapter": built.adapter.state_dict(),
-                        "score": score.state_dict(),
-                        "batch": number,
-                        "domain": recorder.domain,
-                        "seconds": seconds + time.perf_counter() - began,
-                    }
-                )
-        card = make_card(built, score, seconds + time.perf_counter() - began, memory.bytes(), resumed=start > 0)
-        files.finish(card)
-        return card
+        with claimed(folder):
+            return _run(built, Folder(folder), progress, checkpoint, again)
+
+
+def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int, again: bool) -> dict[str, Any]:
+    experiment, recorder, memory = built.experiment, Recorder(built, files), Peak(built.device)
+    start, before, began = 0, 0.0, time.perf_counter()
+    state = None if again else files.restore()
+    if again:
+        files.clear()
+    elif state is not None:
+        if state["digest"] != experiment.digest:
+            raise errors.DataError(
+                f"{files.path} holds an unfinished run of another experiment: choose another folder, or --again"
+            )
+        recorder.load_state_dict(state["recorder"])
+        start, before = state["batch"], state["seconds"]
+    for number, batch in enumerate(_from(built.stream, start), start + 1):
+        recorder.step(batch)
+        if progress is not None:
+            progress(number, built.stream.length, recorder.score.error, built.adapter.policy.spent)
+        if number % checkpoint == 0:
+            files.checkpoint(
+                {
+                    "digest": experiment.digest,
+                    "recorder": recorder.state_dict(),
+                    "batch": number,
+                    "seconds": before + time.perf_counter() - began,
+                }
+            )
+    seconds = before + time.perf_counter() - began
+    card = make_card(built, recorder, seconds, memory.bytes(), resumed=start > 0)
+    files.finish(card)
+    return card
 
 
 class Recorder:
-    """Runs batches through an adapter and writes down what happened."""
+    """Runs batches through an adapter, scores them, and writes down what happened."""
 
-    def __init__(self, built: Built, files: Folder | None, score: Score, domain: str | None = None) -> None:
-        self.adapter, self.truth, self.files, self.score = built.adapter, built.truth, files, score
+    def __init__(self, built: Built, files: Folder | None = None) -> None:
+        self.adapter, self.truth, self.files = built.adapter, built.truth, files
         self.restarts = built.method.restarts
-        self.domain = domain
+        self.score = Score()
+        self.domain: str | None = None
+        self._earlier = Work()
         self._last: Step | None = None
         built.adapter.on_step(self._keep)
 
     def _keep(self, step: Step) -> None:
         self._last = step
+
+    @property
+    def work(self) -> Work:
+        """Forwards and backwards of the whole run, also of the part before an interruption."""
+        now, earlier = self.adapter.classifier.work, asdict(self._earlier)
+        return Work(**{name: getattr(now, name) + count for name, count in earlier.items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "adapter": self.adapter.state_dict(),
+            "score": self.score.state_dict(),
+            "domain": self.domain,
+            "work": asdict(self.work),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.adapter.load_state_dict(state["adapter"])
+        self.score.load_state_dict(state["score"])
+        self.domain = state["domain"]
+        self._earlier = Work(**state["work"]) - self.adapter.classifier.work
 
     def step(self, batch: Batch) -> Prediction:
         """Predict, score, learn, record."""
@@ -316,16 +342,18 @@ def _process_memory(field: str) -> int | None:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(field + ":")), None)
 
 
-def make_card(built: Built, score: Score, seconds: float, memory: int | None, resumed: bool = False) -> dict[str, Any]:
+def make_card(
+    built: Built, recorder: Recorder, seconds: float, memory: int | None, resumed: bool = False
+) -> dict[str, Any]:
     """The run card: the experiment, its results, and all that they depend on."""
-    counts, work = built.adapter.counts, built.adapter.classifier.work
+    counts, work = built.adapter.counts, recorder.work
     policy = built.adapter.policy
     return {
         "card_version": CARD_VERSION,
         "digest": built.experiment.digest,
         "experiment": built.experiment.model_dump(mode="json"),
         "results": {
-            **score.summary(),
+            **recorder.score.summary(),
             "batches": built.adapter.number,
             "labels_spent": policy.spent,
             "labels_allowed": None if policy.allowed == float("inf") else policy.allowed,
@@ -348,13 +376,17 @@ def make_card(built: Built, score: Score, seconds: float, memory: int | None, re
     }
 
 
-def finished(folder: Path, experiment: Experiment) -> dict[str, Any] | None:
-    """The card of a run that was finished in this folder, if it is of this experiment."""
+def finished(folder: Path, experiment: Experiment, again: bool = False) -> dict[str, Any] | None:
+    """The card of this experiment if the folder holds it finished, and it is not to be run again."""
     file = folder / "card.json"
-    if not file.exists():
+    if again or not file.exists():
         return None
     card = read_json(file)
-    return card if card.get("digest") == experiment.digest else None
+    if card.get("digest") != experiment.digest:
+        raise errors.DataError(
+            f"{folder} holds a finished run of another experiment: choose another folder, or --again"
+        )
+    return card
 
 
 def versions() -> dict[str, str]:
