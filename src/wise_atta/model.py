@@ -151,14 +151,12 @@ class _Replica:
         self.head = modules[head]
         self.features: Tensor | None = None
         self.head.register_forward_pre_hook(self._keep_features, with_kwargs=True)
-        self.norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+        self.norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
+        # Layers without running statistics (None) always normalise by the batch.
+        self.source_buffers = [(norm.running_mean, norm.running_var) for norm in self.norms]
         for norm in self.norms:
             norm.num_batches_tracked = None
-        self.source_buffers: list[tuple[Tensor, Tensor]] = [
-            (m.running_mean, m.running_var)
-            for m in self.norms
-            if m.running_mean is not None and m.running_var is not None
-        ]
+            norm.track_running_stats = True
         wanted = set(adapted)
         # A tied parameter has several places and one name: the first.
         first_name: dict[int, str] = {}
@@ -613,7 +611,13 @@ class Classifier:
             norm.training, norm.momentum, norm.running_mean, norm.running_var = training, 1.0, mean, var
 
     def _source_statistics(self) -> Tensor:
-        return torch.cat([buffer.detach() for pair in self._source_buffers for buffer in pair])
+        buffers = [buffer.detach() for pair in self._source_buffers for buffer in pair if buffer is not None]
+        if len(buffers) < 2 * len(self._source_buffers):
+            raise errors.BadConfig(
+                f"statistics={self.statistics!r} needs the running statistics of the source, and some BatchNorm layers "
+                "of this model keep none: use statistics='batch'"
+            )
+        return torch.cat(buffers)
 
     # -- giving it away -----------------------------------------------------------------------------------------
 
@@ -629,7 +633,7 @@ class Classifier:
             for name, parameter in module.named_parameters():
                 if name in version.tensors:
                     parameter.copy_(version.tensors[name])
-        norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+        norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
         samples = _Samples()
         if self.statistics == "mixed" and norms:
             module.register_forward_pre_hook(samples, with_kwargs=True)
