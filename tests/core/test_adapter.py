@@ -597,6 +597,16 @@ def test_a_module_exported_from_a_moving_average_normalises_by_it() -> None:
     assert torch.equal(module(x)[:3], module(x[:3])), "a plain net in eval mode does not look at the batch"
 
 
+def test_an_exported_module_can_be_adapted_again() -> None:
+    first = wise()
+    play(first, range(1, 4))
+    second = adapt(first.export(), "wise", ratio=1.0, policy="uniform", entropy="all", lr=0.1)
+    torch.testing.assert_close(play(second, range(4, 5))[0], first.predict(nets.batch(number=4)).logits)
+    query = ask(second, 5)
+    out = second.predict(nets.batch(number=6))
+    assert second.learn(out, {query.id: 1}).late == 1
+
+
 def torch_saved(module: nn.Module) -> nn.Module:
     file = io.BytesIO()
     torch.save(module, file)

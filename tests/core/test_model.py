@@ -365,6 +365,22 @@ def test_a_late_sample_in_its_own_context_gets_the_logits_it_had_in_its_batch(
     assert torch.equal(kept.values, forward.statistics.values), "using statistics must not change them"
 
 
+@pytest.mark.parametrize("kind", WITH_BATCH_NORM)
+def test_layers_that_keep_no_running_statistics_have_a_context_too(kind: str) -> None:
+    net = nets.make(kind)
+    for part in net.modules():
+        if isinstance(part, _BatchNorm):
+            part.track_running_stats, part.running_mean, part.running_var = False, None, None
+    classifier, x = Classifier(net), nets.batch(kind)
+    forward = classifier.forward(x)
+    torch.testing.assert_close(forward.logits, net(x), rtol=1e-12, atol=1e-12)
+    late = classifier.forward(x[2:3], statistics=forward.statistics)
+    torch.testing.assert_close(late.logits, forward.logits[2:3], rtol=1e-9, atol=1e-9)
+    for mode in ("mixed", "ema"):
+        with pytest.raises(errors.BadConfig, match="statistics='batch'"):
+            Classifier(net, statistics=mode).forward(x)
+
+
 def test_a_late_sample_on_source_statistics_gets_what_the_user_s_net_says() -> None:
     net, x = nets.make(), nets.batch(n=1)
     assert torch.equal(Classifier(net).forward(x, statistics="source").logits, net(x))
