@@ -159,7 +159,8 @@ class PublishedTwoStep(Update):
     lr, second_lr
         The published code has one pair for each data set (5e-4 and 2e-4 for ImageNet-C with a ResNet-50).
     unlabelled, ent, sup
-        Loss weights of the published code.
+        Loss weights of the published code. With `sup` 0 the labels are withheld: a labelled batch takes the larger
+        unlabelled step and no other, which tells the two apart.
     """
 
     moves_anchor = True
@@ -206,6 +207,8 @@ class PublishedTwoStep(Update):
         losses["sup"] = loss_sup.detach()
         first = self.sup * loss_sup if loss_ent is None else self.ent * loss_ent + self.sup * loss_sup
         self._step(first, forward, ("norm",), self.lr)
+        if self.sup == 0:  # labels withheld: the strong unlabelled step alone
+            return losses
         again = model.forward(forward.inputs, grad=True)
         self._step(self.sup * labels.loss(labels.outputs(model, again)[0]), again, ("norm", "bias"), self.second_lr)
         return losses

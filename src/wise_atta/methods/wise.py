@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from wise_atta import errors, what, when
 from wise_atta.anchor import Anchor
-from wise_atta.how import Entropy, Objective, PublishedTwoStep, TwoStep, Update
+from wise_atta.how import Entropy, LikelihoodRatio, Objective, PublishedTwoStep, TwoStep, Update
 from wise_atta.how.two_step import Head
 from wise_atta.methods.method import Method, make_policy
 from wise_atta.methods.presets import Table, presets
@@ -46,7 +47,7 @@ def wise(
     lambda_sup: float = 0.9,
     lambda_ent: float = 0.1,
     lambda_head: float = 1.0,
-    objective: Objective | None = None,
+    objective: Literal["entropy", "roid"] | Objective = "entropy",
     entropy: Literal["filtered", "all"] = "filtered",
     norm: Spec = "norm",
     supervise_norm: bool = True,
@@ -56,6 +57,8 @@ def wise(
     momentum: float = 0.9,
     nesterov: bool = True,
     anchor_momentum: float = 0.9,
+    rule: Literal["paper", "published"] | None = None,
+    published: Mapping[str, float] | None = None,
     length: int | None = None,
     seed: int = 0,
     **pacing: Any,
@@ -74,18 +77,26 @@ def wise(
         rates of the published code for a ResNet-50, on ImageNet-C with all of `layer1` and without `layer4`.
     lr, head_lr, lambda_sup, lambda_ent, lambda_head, supervise_norm, train_head, block, only_selected
         See `TwoStep`.
+    objective
+        What an unlabelled sample teaches: its ``"entropy"``, or the weighted likelihood ratio and consistency of
+        ``"roid"``, the strongest unlabelled loss here.
     entropy
         L_ent over the confident unlabelled samples (``"filtered"``) or over ``"all"`` n.
     norm
         Which tensors the first step moves.
+    rule, published
+        The update alone, whatever the preset: the ``"paper"``'s `TwoStep` or the ``"published"`` code's
+        `PublishedTwoStep`, with other weights of that one (`unlabelled`, `ent`, `sup`).
     """
     kind = None if preset in PAPER or preset is None else preset.partition("/")[0]
     authors = kind == "authors"
     if isinstance(selector, str):
-        published = {"first": 4, "balance": True} if authors and selector == "drift" else {}
-        selector = what.selector(selector, seed=seed, **published)
+        first = {"first": 4, "balance": True} if authors and selector == "drift" else {}
+        selector = what.selector(selector, seed=seed, **first)
     update: Update
-    if authors:
+    if rule not in (None, "paper", "published"):
+        raise errors.unknown("rule", rule, ("paper", "published"))
+    if rule == "published" or (authors and rule is None):
         update = PublishedTwoStep(
             lr=lr,
             second_lr=lr if head_lr is None else head_lr,
@@ -93,12 +104,17 @@ def wise(
             only_selected=only_selected,
             momentum=momentum,
             nesterov=nesterov,
+            **(published or {}),
         )
     else:
         if entropy not in ("filtered", "all"):
             raise errors.unknown("entropy", entropy, ("filtered", "all"))
-        if objective is None:
+        if objective == "entropy":
             objective = Entropy(below=0.4 if entropy == "filtered" else None)
+        elif objective == "roid":
+            objective = LikelihoodRatio(seed=seed)
+        elif isinstance(objective, str):
+            raise errors.unknown("objective", objective, ("entropy", "roid"))
         update = TwoStep(
             lr=lr,
             head_lr=head_lr,
