@@ -1,0 +1,196 @@
+"""What can be set about a service, and what is refused before it starts?"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from wise_atta import errors, methods, when
+from wise_atta.adapter import Adapter
+from wise_atta.data.models import SourceModel
+from wise_atta.wrap import adapt
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What a request may weigh, and how many may come.
+
+    Parameters
+    ----------
+    body
+        Bytes of a request.
+    pixels
+        Pixels of all pictures of a request together, as their headers declare them.
+    rate, burst
+        Requests per second and caller, and how many may come at once before that counts. 0 lifts the limit.
+    failures
+        Wrong tokens a minute from one address before it has to wait.
+    """
+
+    body: int = 32 * 2**20
+    pixels: int = 64 * 10**6
+    rate: float = 0.0
+    burst: int = 100
+    failures: int = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a service runs.
+
+    Parameters
+    ----------
+    database
+        A SQLAlchemy URL. SQLite (``sqlite:///wise-atta.db``) or PostgreSQL (``postgresql+psycopg://…``).
+    streams
+        The names of the streams; each has its own adapter and account.
+    method, options
+        What adapts, by name, and its options.
+    ratio
+        Labels per sample, all streams alike.
+    audit
+        Which share of these goes to samples drawn at random, to measure accuracy with.
+    statistics
+        What BatchNorm layers normalise with. ``"source"`` and ``"ema"`` (served with the average as it stands) keep an
+        answer independent of the other pictures in its micro-batch; ``"batch"`` and ``"mixed"`` do not.
+    guard
+        Whether collapse is watched for.
+    classes
+        Names of the classes; the model's own, or numbers, if not given.
+    max_batch, max_wait_ms
+        A micro-batch closes at so many pictures, or when its first one has waited so long. A request may hold
+        `max_batch` pictures at most.
+    max_queue
+        Pictures of a stream under way before requests are refused with 429.
+    max_lag
+        Micro-batches that wait for the learner before further ones are skipped.
+    checkpoint_s, checkpoint_events
+        A checkpoint is written when either so many seconds or so many events have passed.
+    checkpoints
+        How many are kept, closer together the younger they are.
+    lease_s
+        How long a question that was handed to somebody is kept from others.
+    keep_log
+        Days for which the event log, with every picture, is kept; 0 keeps it until the next checkpoint only.
+    retain
+        Days after which the pictures of questions are deleted; 0 keeps them.
+    threads
+        Threads of one forward. Part of what makes a replay come out the same.
+    seed
+        Of all draws.
+    """
+
+    database: str = "sqlite:///wise-atta.db"
+    streams: tuple[str, ...] = ("default",)
+    method: str = "wise"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    ratio: float | str = 0.01
+    audit: float | str = 0.1
+    statistics: str = "source"
+    guard: bool = True
+    classes: tuple[str, ...] | None = None
+    max_batch: int = 64
+    max_wait_ms: float = 5.0
+    max_queue: int = 1024
+    max_lag: int = 8
+    checkpoint_s: float = 60.0
+    checkpoint_events: int = 500
+    checkpoints: int = 10
+    lease_s: float = 120.0
+    keep_log: float = 0.0
+    retain: float = 0.0
+    threads: int = 1
+    seed: int = 0
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if not self.streams or len(set(self.streams)) != len(self.streams):
+            raise errors.BadConfig(f"streams={list(self.streams)}: name at least one, and none twice")
+        for name in self.streams:
+            if not (0 < len(name) <= 64 and all(c.isascii() and (c.isalnum() or c in "-_.") for c in name)):
+                raise errors.BadConfig(f"stream {name!r}: use up to 64 letters, digits, and any of -_.")
+        counts = ("max_batch", "max_queue", "max_lag", "checkpoint_events", "checkpoints", "threads")
+        for name in counts:
+            if getattr(self, name) < 1:
+                raise errors.BadConfig(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("max_wait_ms", "checkpoint_s", "lease_s", "keep_log", "retain"):
+            if getattr(self, name) < 0:
+                raise errors.BadConfig(f"{name}={getattr(self, name)} must be 0 or more")
+        if self.max_queue < self.max_batch:
+            raise errors.BadConfig(f"max_queue={self.max_queue} cannot hold one batch of max_batch={self.max_batch}")
+        if not 0 <= self.audit_share <= 1:
+            raise errors.BadConfig(f"audit={self.audit} is a share of the budget: give 0 to 1")
+
+    @property
+    def audit_share(self) -> Fraction:
+        return when.account.exact(self.audit)
+
+    @property
+    def rate(self) -> Fraction:
+        return when.account.exact(self.ratio)
+
+    @property
+    def audit_rate(self) -> Fraction:
+        """Labels per sample for the audit."""
+        return self.rate * self.audit_share
+
+
+def build(model: SourceModel, settings: Settings) -> Adapter:
+    """The adapter of one stream: the account counts samples, has no unlimited credit, and people answer."""
+    options = dict(settings.options)
+    preset = str(options.get("preset", ""))
+    if preset.partition("/")[0] in ("paper", "authors"):
+        raise errors.BadConfig(
+            f"preset={preset!r} does not keep the budget at every moment, and a service has to: leave it out"
+        )
+    taken = methods.options(settings.method)
+    if "ratio" in taken:
+        options |= {"ratio": settings.rate - settings.audit_rate, "per": "sample"}
+    if "seed" in taken:
+        options.setdefault("seed", settings.seed)
+    adapter = adapt(
+        model.module,
+        settings.method,
+        **options,
+        statistics=settings.statistics,
+        mean=model.mean,
+        std=model.std,
+        guard=settings.guard,
+    )
+    if adapter.update.teacher_cost is not None:
+        raise errors.BadConfig(f"method {settings.method!r} asks a teacher model, not people: a service has none")
+    policy = adapter.policy
+    if not isinstance(policy, when.Never) and not (
+        policy.account.per == "sample" and policy.account.credit < float("inf")
+    ):
+        raise errors.BadConfig(
+            f"{policy!r} does not pace labels per sample: a service needs policy='paced' or 'uniform'"
+        )
+    return adapter
+
+
+def class_names(model: SourceModel, given: tuple[str, ...] | None, outputs: int) -> tuple[str, ...]:
+    """What the classes are called: as given, as the model says, or by number."""
+    names = given if given is not None else model.classes
+    if names is None:
+        return tuple(str(number) for number in range(outputs))
+    if len(names) != outputs:
+        raise errors.BadConfig(f"{len(names)} names for a model of {outputs} classes: give one name a class, in order")
+    return tuple(names)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,127 @@
+"""Who learns behind the predictions? One thread a stream, which takes the events of the log in their order."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from wise_atta.serve.state import Event, Outcome, State
+
+_log = logging.getLogger("wise_atta.serve")
+
+
+class Learner:
+    """Drives a `State` with the events of the log.
+
+    Parameters
+    ----------
+    state
+        What learns.
+    done
+        Called after every event, with its outcome.
+    save
+        Called when it is time for a checkpoint.
+    checkpoint_s, checkpoint_events
+        When that is: after so many seconds or so many events, if there were any.
+    max_lag
+        From how many waiting batches on further ones are skipped.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        *,
+        done: Callable[[Event, Outcome], None],
+        save: Callable[[], None],
+        checkpoint_s: float,
+        checkpoint_events: int,
+        max_lag: int,
+        name: str = "learner",
+    ) -> None:
+        self.state = state
+        self.done = done
+        self.save = save
+        self.checkpoint_s = checkpoint_s
+        self.checkpoint_events = checkpoint_events
+        self.max_lag = max_lag
+        self.failed: BaseException | None = None
+        self._queue: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._since = 0
+        self._saved = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        """Batches that are waiting to be learned."""
+        return self._waiting
+
+    def admit(self) -> bool:
+        """Whether one more batch is to be learned. If so it counts as waiting."""
+        with self._lock:
+            if self._waiting >= self.max_lag:
+                return False
+            self._waiting += 1
+            return True
+
+    def withdraw(self) -> None:
+        """A batch that was admitted does not come after all, or was learned."""
+        with self._lock:
+            self._waiting -= 1
+
+    def feed(self, event: Event) -> None:
+        """Hand over an event that is in the log."""
+        self._queue.put(event)
+
+    def run(self, task: Callable[[], None]) -> None:
+        """Do something between two events."""
+        self._queue.put(task)
+
+    def close(self) -> None:
+        """Learn what is waiting, write a checkpoint, and stop."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (item := self._next()) is not None:
+                self._take(item)
+            self._save()
+        except BaseException as error:
+            # A state that could not take an event must not take the next one: the service reports itself unwell.
+            self.failed = error
+            _log.exception("the learner has stopped")
+
+    def _next(self) -> Any:
+        while True:
+            left = max(self._saved + self.checkpoint_s - time.monotonic(), 0) if self._since else None
+            try:
+                return self._queue.get(timeout=left)
+            except queue.Empty:
+                self._save()
+
+    def _take(self, item: Event | Callable[[], None]) -> None:
+        if not isinstance(item, Event):
+            item()
+            return
+        outcome = self.state.apply(item)
+        if item.kind == "batch" and not item.skipped:
+            self.withdraw()
+        self._since += 1
+        self.done(item, outcome)
+        if self._since >= self.checkpoint_events or time.monotonic() - self._saved >= self.checkpoint_s:
+            self._save()
+
+    def _save(self) -> None:
+        if self._since:
+            self.save()
+        self._since, self._saved = 0, time.monotonic()

@@ -1,0 +1,444 @@
+"""What happened, and who says so? The ledger of questions, answers, labels and budget, and the event log beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import IO, Any, Generic, TypeVar
+
+from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Connection,
+    Engine,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    UniqueConstraint,
+    create_engine,
+    delete,
+    event,
+    func,
+    select,
+    text,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from wise_atta import errors
+from wise_atta.serve.state import Event
+
+T = TypeVar("T")
+# SQLite counts up a key only if its type is exactly INTEGER.
+_Key = BigInteger().with_variant(Integer, "sqlite")
+
+
+class Base(DeclarativeBase):
+    """All tables."""
+
+
+class LoggedEvent(Base):
+    """The event log: enough to make every stream's state again from its last checkpoint."""
+
+    __tablename__ = "events"
+    seq: Mapped[int] = mapped_column(_Key, primary_key=True, autoincrement=True)
+    stream: Mapped[str] = mapped_column(String(64))
+    kind: Mapped[str] = mapped_column(String(16))
+    at: Mapped[float] = mapped_column(Float(53))
+    body: Mapped[dict[str, Any]] = mapped_column(JSON)
+    pictures: Mapped[bytes | None] = mapped_column(LargeBinary)
+    skipped: Mapped[bool]
+    version: Mapped[int] = mapped_column(BigInteger)
+    __table_args__ = (Index("events_by_stream", "stream", "seq"), {"sqlite_autoincrement": True})
+
+
+class Checkpoint(Base):
+    """A stream's state after an event. In the database, so that state and place in the log cannot part."""
+
+    __tablename__ = "checkpoints"
+    id: Mapped[int] = mapped_column(_Key, primary_key=True, autoincrement=True)
+    stream: Mapped[str] = mapped_column(String(64))
+    seq: Mapped[int] = mapped_column(BigInteger)
+    at: Mapped[float] = mapped_column(Float(53))
+    digest: Mapped[str] = mapped_column(String(64))
+    state: Mapped[bytes] = mapped_column(LargeBinary)
+    __table_args__ = (Index("checkpoints_by_stream", "stream", "seq"),)
+
+
+class Question(Base):
+    """Every question, its picture, and how far it got: open, held, answered, learned, cant_tell or expired."""
+
+    __tablename__ = "queries"
+    stream: Mapped[str] = mapped_column(String(64), primary_key=True)
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger)
+    index: Mapped[int]
+    name: Mapped[str] = mapped_column(String(128))
+    audit: Mapped[bool]
+    asked_at: Mapped[float] = mapped_column(Float(53))
+    state: Mapped[str] = mapped_column(String(16))
+    guesses: Mapped[list[Any]] = mapped_column(JSON)
+    picture_kind: Mapped[str] = mapped_column(String(8))
+    picture: Mapped[bytes | None] = mapped_column(LargeBinary)
+    query: Mapped[bytes | None] = mapped_column(LargeBinary)
+    shown_at: Mapped[float | None] = mapped_column(Float(53))
+    lease_by: Mapped[str | None] = mapped_column(String(64))
+    lease_until: Mapped[float | None] = mapped_column(Float(53))
+    __table_args__ = (Index("queries_by_state", "stream", "state", "seq"),)
+
+
+class Showing(Base):
+    """Who was shown which question, and when."""
+
+    __tablename__ = "showings"
+    id: Mapped[int] = mapped_column(_Key, primary_key=True, autoincrement=True)
+    stream: Mapped[str] = mapped_column(String(64))
+    query: Mapped[str] = mapped_column(String(64))
+    by: Mapped[str] = mapped_column(String(64))
+    at: Mapped[float] = mapped_column(Float(53))
+
+
+class Reply(Base):
+    """Every answer: accepted, held, rejected, revoked, or a skip. `label` is empty for "can't tell" and for a skip."""
+
+    __tablename__ = "answers"
+    id: Mapped[int] = mapped_column(_Key, primary_key=True, autoincrement=True)
+    stream: Mapped[str] = mapped_column(String(64))
+    query: Mapped[str] = mapped_column(String(64))
+    by: Mapped[str] = mapped_column(String(64))
+    at: Mapped[float] = mapped_column(Float(53))
+    label: Mapped[int | None]
+    status: Mapped[str] = mapped_column(String(16))
+    agrees: Mapped[bool | None]
+    seq: Mapped[int | None] = mapped_column(BigInteger)
+    __table_args__ = (Index("answers_by_query", "stream", "query"), Index("answers_by_person", "by", "id"))
+
+
+class Learned(Base):
+    """Every label learned, once."""
+
+    __tablename__ = "learned"
+    stream: Mapped[str] = mapped_column(String(64), primary_key=True)
+    query: Mapped[str] = mapped_column(String(64), primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger)
+    at: Mapped[float] = mapped_column(Float(53))
+
+
+class Charge(Base):
+    """Every unit of budget: +1 when a question is asked, −1 if it expired before anyone was shown it."""
+
+    __tablename__ = "budget"
+    id: Mapped[int] = mapped_column(_Key, primary_key=True, autoincrement=True)
+    stream: Mapped[str] = mapped_column(String(64))
+    query: Mapped[str] = mapped_column(String(64))
+    units: Mapped[int]
+    seq: Mapped[int] = mapped_column(BigInteger)
+    at: Mapped[float] = mapped_column(Float(53))
+    __table_args__ = (UniqueConstraint("stream", "query", "units", name="budget_once"),)
+
+
+class Token(Base):
+    """Who may do what. Of the secret only a hash is kept."""
+
+    __tablename__ = "tokens"
+    id: Mapped[str] = mapped_column(String(16), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), unique=True)
+    role: Mapped[str] = mapped_column(String(16))
+    digest: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[float] = mapped_column(Float(53))
+    revoked_at: Mapped[float | None] = mapped_column(Float(53))
+
+
+class Notice(Base):
+    """What somebody who looks after the service wants to know: starts, resets, trips of the guard, revocations."""
+
+    __tablename__ = "notices"
+    id: Mapped[int] = mapped_column(_Key, primary_key=True, autoincrement=True)
+    stream: Mapped[str | None] = mapped_column(String(64))
+    at: Mapped[float] = mapped_column(Float(53))
+    kind: Mapped[str] = mapped_column(String(16))
+    body: Mapped[dict[str, Any]] = mapped_column(JSON)
+    __table_args__ = (Index("notices_by_time", "at"),)
+
+
+class Busy(errors.WiseAttaError):
+    """Another service uses the same database."""
+
+
+class _Work(Generic[T]):
+    """A piece of writing, what is to follow its commit, and who waits for it."""
+
+    def __init__(self, write: Callable[[Session], T], then: Callable[[T], None] | None) -> None:
+        self.write = write
+        self.then = then
+        self.future: Future[T] = Future()
+        # Whoever waits may go away; what was handed in is done all the same.
+        self.future.set_running_or_notify_cancel()
+
+
+class Ledger:
+    """The database, and the one thread that writes to it.
+
+    Writes are handed to `write` and committed in groups: whatever has come in while one group was being committed makes
+    up the next. A write that fails takes back its own changes alone. So the order of commits is the order of the log.
+
+    Parameters
+    ----------
+    url
+        A SQLAlchemy URL.
+    exclusive
+        Whether to refuse to share the database with another service.
+    """
+
+    def __init__(self, url: str, *, exclusive: bool = True) -> None:
+        self.url = url
+        self._lock: IO[bytes] | Connection | None = None
+        self._writing = _engine(url, "BEGIN IMMEDIATE")
+        self._reading = _engine(url, "BEGIN")
+        self.is_sqlite = self._writing.dialect.name == "sqlite"
+        if exclusive:
+            self._take_lock()
+        try:
+            migrate(self._writing)
+        except BaseException:
+            self.close()
+            raise
+        self._work: queue.SimpleQueue[_Work[Any] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self._thread.start()
+        self.groups = 0
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Session]:
+        """A view of the database as it is now."""
+        with Session(self._reading) as session:
+            yield session
+
+    def write(self, work: Callable[[Session], T], then: Callable[[T], None] | None = None) -> Future[T]:
+        """Let the writing thread run `work` and commit it; `then` is called after that, in the order of commits."""
+        item = _Work(work, then)
+        self._work.put(item)
+        return item.future
+
+    def close(self) -> None:
+        """Finish what was handed in, and let go of the database."""
+        thread = getattr(self, "_thread", None)
+        if thread is not None and thread.is_alive():
+            self._work.put(None)
+            thread.join()
+        if self._lock is not None:
+            self._lock.close()
+        self._lock = None
+        self._writing.dispose()
+        self._reading.dispose()
+
+    def _run(self) -> None:
+        last = False
+        while not last:
+            group = [self._work.get()]
+            while len(group) < 256:
+                try:
+                    group.append(self._work.get_nowait())
+                except queue.Empty:
+                    break
+            last = None in group
+            self._commit([item for item in group if item is not None])
+
+    def _commit(self, group: Sequence[_Work[Any]]) -> None:
+        done: list[tuple[_Work[Any], Any]] = []
+        failed: list[tuple[_Work[Any], BaseException]] = []
+        try:
+            with Session(self._writing) as session, session.begin():
+                for item in group:
+                    try:
+                        with session.begin_nested():
+                            done.append((item, item.write(session)))
+                    except SQLAlchemyError:
+                        raise
+                    except Exception as error:  # handed to whoever waits for it
+                        failed.append((item, error))
+        except Exception as error:
+            done, failed = [], [(item, error) for item in group]
+        self.groups += 1
+        for item, result in done:
+            if item.then is not None:
+                item.then(result)
+            item.future.set_result(result)
+        for item, problem in failed:
+            item.future.set_exception(problem)
+
+    def _take_lock(self) -> None:
+        if self.is_sqlite:
+            path = self._writing.url.database
+            if not path or path == ":memory:":
+                raise errors.BadConfig("a ledger in memory would forget everything: give a file, sqlite:///name.db")
+            Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
+            file = Path(f"{path}.lock").open("wb")  # noqa: SIM115  # held as long as the ledger is
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                file.close()
+                raise Busy(f"{path} is in use by another service: stop that one, or give another database") from error
+            self._lock = file
+        else:
+            connection = self._writing.connect()
+            if not connection.execute(text("SELECT pg_try_advisory_lock(hashtext('wise-atta'))")).scalar():
+                connection.close()
+                raise Busy("the database is in use by another service: stop that one, or give another database")
+            connection.commit()
+            self._lock = connection
+
+
+def _engine(url: str, begin: str) -> Engine:
+    engine = create_engine(url, json_serializer=lambda value: json.dumps(value, separators=(",", ":")))
+    if engine.dialect.name == "sqlite":
+
+        @event.listens_for(engine, "connect")
+        def _prepare(connection: Any, record: object) -> None:
+            # The driver's own transactions would not let a savepoint begin one.
+            connection.isolation_level = None
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=10000", "foreign_keys=ON"):
+                connection.execute(f"PRAGMA {pragma}")
+
+        @event.listens_for(engine, "begin")
+        def _begin(connection: Connection) -> None:
+            connection.exec_driver_sql(begin)
+
+    elif engine.dialect.name != "postgresql":
+        raise errors.BadConfig(f"{engine.dialect.name}: the ledger lives in SQLite or PostgreSQL")
+    return engine
+
+
+def migrate(engine: Engine) -> None:
+    """Bring the tables to this version, from whichever they are at."""
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    script = ScriptDirectory.from_config(config)
+    environment = EnvironmentContext(config, script, fn=lambda at, context: script._upgrade_revs("head", at))
+    with engine.begin() as connection, environment:
+        environment.configure(connection=connection, target_metadata=Base.metadata)
+        environment.run_migrations()
+
+
+# ---- pieces of writing -----------------------------------------------------------------------------------------------
+
+
+def insert_new(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows, leaving alone those that are there: a replay tells the ledger what it may know already."""
+    if rows:
+        dialect = session.get_bind().dialect.name
+        make = sqlite.insert if dialect == "sqlite" else postgresql.insert
+        session.execute(make(table).on_conflict_do_nothing(), [dict(row) for row in rows])
+
+
+def log(
+    session: Session,
+    stream: str,
+    kind: str,
+    body: Mapping[str, Any],
+    *,
+    pictures: bytes | None = None,
+    skipped: bool = False,
+    version: int = 0,
+) -> Event:
+    """Add an event to the log."""
+    row = LoggedEvent(
+        stream=stream, kind=kind, at=time.time(), body=dict(body), pictures=pictures, skipped=skipped, version=version
+    )
+    session.add(row)
+    session.flush()
+    return Event(row.seq, stream, kind, body, pictures, skipped, version)
+
+
+def notice(session: Session, stream: str | None, kind: str, **body: Any) -> None:
+    """Note something for the people who look after the service."""
+    session.add(Notice(stream=stream, at=time.time(), kind=kind, body=body))
+
+
+def events(session: Session, stream: str, after: int, until: int | None = None) -> Iterator[Event]:
+    """The log of a stream, oldest first."""
+    found = select(LoggedEvent).where(LoggedEvent.stream == stream, LoggedEvent.seq > after).order_by(LoggedEvent.seq)
+    if until is not None:
+        found = found.where(LoggedEvent.seq <= until)
+    for row in session.scalars(found.execution_options(yield_per=16)):
+        yield Event(row.seq, row.stream, row.kind, row.body, row.pictures, row.skipped, row.version)
+        session.expunge(row)
+
+
+def last_checkpoint(session: Session, stream: str, before: int | None = None) -> Checkpoint | None:
+    """The newest checkpoint, or the newest at a place before `before`."""
+    found = select(Checkpoint).where(Checkpoint.stream == stream).order_by(Checkpoint.seq.desc(), Checkpoint.id.desc())
+    if before is not None:
+        found = found.where(Checkpoint.seq < before)
+    row = session.scalars(found.limit(1)).first()
+    if row is not None and hashlib.sha256(row.state).hexdigest() != row.digest:
+        raise errors.StateMismatch(f"the checkpoint of stream {stream!r} at event {row.seq} is damaged")
+    return row
+
+
+def add_checkpoint(
+    session: Session, stream: str, seq: int, state: bytes, *, keep: int, keep_log: float, now: float | None = None
+) -> None:
+    """Write a checkpoint and, in the same commit, drop what it makes superfluous.
+
+    Parameters
+    ----------
+    keep
+        How many checkpoints stay.
+    keep_log
+        Days for which events, and the checkpoint before them, stay.
+    """
+    now = time.time() if now is None else now
+    digest = hashlib.sha256(state).hexdigest()
+    session.add(Checkpoint(stream=stream, seq=seq, at=now, digest=digest, state=state))
+    session.flush()
+    rows = session.execute(
+        select(Checkpoint.id, Checkpoint.seq, Checkpoint.at)
+        .where(Checkpoint.stream == stream)
+        .order_by(Checkpoint.seq, Checkpoint.id)
+    ).all()
+    if keep_log:
+        # Replay has to begin somewhere: at a checkpoint no younger than the log that is kept.
+        old = [row for row in rows if row.at < now - keep_log * 86400]
+        base, drop = (old[-1].seq, old[:-1]) if old else (0, [])
+    else:
+        base, drop = seq, _thinned(list(rows), keep)
+    session.execute(delete(LoggedEvent).where(LoggedEvent.stream == stream, LoggedEvent.seq <= base))
+    if drop:
+        session.execute(delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in drop])))
+
+
+def _thinned(rows: list[Any], keep: int) -> list[Any]:
+    """Which checkpoints to drop so that `keep` stay, closer together the younger they are."""
+    dropped = []
+    while len(rows) > keep:
+        end = rows[-1].seq + 1
+        inner = range(1, len(rows) - 1) if len(rows) > 2 else range(1)
+        # The gap that would be left, measured by how long ago it was.
+        worst = (
+            min(inner, key=lambda i: (rows[i + 1].seq - rows[i - 1].seq) / (end - rows[i - 1].seq))
+            if len(rows) > 2
+            else 0
+        )
+        dropped.append(rows.pop(worst))
+    return dropped
+
+
+def count_by(session: Session, column: Any, *where: Any) -> dict[Any, int]:
+    """How many rows there are for each value of a column."""
+    rows = session.execute(select(column, func.count()).where(*where).group_by(column))
+    return {row[0]: row[1] for row in rows}

@@ -1,0 +1,364 @@
+"""What makes up a running service? Streams that predict at once and learn behind it, and one ledger."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+from torch import Tensor
+
+from wise_atta import errors, signals
+from wise_atta.data.models import SourceModel
+from wise_atta.model import Statistics, Version
+from wise_atta.serve import ledger as db
+from wise_atta.serve.batcher import Batcher, Job, Reply
+from wise_atta.serve.config import Settings, build, class_names
+from wise_atta.serve.intake import Intake
+from wise_atta.serve.learner import Learner
+from wise_atta.serve.ledger import Charge, Learned, Ledger, Question
+from wise_atta.serve.ledger import Reply as AnswerRow
+from wise_atta.serve.state import Audit, Event, Outcome, State, guess, pack, unpack
+from wise_atta.who.query import pack_query
+
+
+@dataclass(frozen=True, eq=False)
+class Serving:
+    """What answers requests: one version of the tensors, the statistics that go with it, and their place in the log."""
+
+    version: Version
+    statistics: Statistics | None
+    seq: int
+
+
+@dataclass
+class Tally:
+    """What a stream has done since the service started."""
+
+    requests: int = 0
+    pictures: int = 0
+    batches: int = 0
+    learned: int = 0
+    skipped: int = 0
+    failed: int = 0
+    fallbacks: int = 0
+    trips: int = 0
+
+
+class Stream:
+    """A named stream of pictures: predicts at once, logs, and learns behind it.
+
+    Parameters
+    ----------
+    name
+        What clients call it.
+    make
+        Builds its state at the source.
+    settings, ledger
+        Of the service.
+    """
+
+    def __init__(self, name: str, make: Callable[[], State], settings: Settings, ledger: Ledger) -> None:
+        self.name = name
+        self.make = make
+        self.settings = settings
+        self.ledger = ledger
+        self.state = make()
+        self.tally = Tally()
+        self.history: deque[dict[str, Any]] = deque(maxlen=2000)
+        self.classes = torch.zeros(0)
+        self._source = self.state.adapter.classifier.source_flat()
+        self.recovered = self._recover()
+        self.serving = self._now()
+        self.learner = Learner(
+            self.state,
+            done=self._done,
+            save=self.checkpoint,
+            checkpoint_s=settings.checkpoint_s,
+            checkpoint_events=settings.checkpoint_events,
+            max_lag=settings.max_lag,
+            name=f"learner {name}",
+        )
+        self.learner.start()
+        self.batcher = Batcher(
+            self._answer,
+            max_batch=settings.max_batch,
+            max_wait_ms=settings.max_wait_ms,
+            max_queue=settings.max_queue,
+            name=f"batcher {name}",
+        )
+
+    # -- predicting ---------------------------------------------------------------------------------------------
+
+    def predict(self, job: Job) -> Future[Reply]:
+        """Queue the pictures of a request; its reply comes when they are in the log. Raises `Full`."""
+        self.batcher.submit(job)
+        return job.future
+
+    def infer(self, inputs: Tensor) -> tuple[Tensor, int]:
+        """Logits, and the place in the log up to which the weights behind them have learned. Nothing is changed."""
+        adapter, serving = self.state.adapter, self.serving
+        inputs = inputs.to(adapter.classifier.device)
+        adapter.classifier.check(inputs)
+        with torch.no_grad():
+            forward = adapter.classifier.forward(inputs, version=serving.version, statistics=serving.statistics)
+            logits = adapter.update.output(forward)
+            if not bool(logits.isfinite().all()):
+                # The guard will see to the learner; the client gets an answer now.
+                self.tally.fallbacks += 1
+                source = adapter.classifier.source()
+                logits = adapter.classifier.forward(inputs, version=source, statistics="source").logits
+        return logits.cpu(), serving.seq
+
+    def _answer(self, jobs: list[Job]) -> None:
+        samples = [sample for job in jobs for sample in job.samples]
+        inputs = torch.stack([sample.pixels for sample in samples])
+        logits, version = self.infer(inputs)
+        probabilities = logits.double().softmax(dim=1)
+        body = {
+            "requests": [[job.request, len(job.samples)] for job in jobs],
+            "kinds": [sample.kind for sample in samples],
+            "sizes": [len(sample.data) for sample in samples],
+            "top": [guess(row) for row in logits],
+        }
+        pictures = b"".join(sample.data for sample in samples)
+        admitted = False
+
+        def write(session: Session) -> Event:
+            nonlocal admitted
+            admitted = self.learner.admit()
+            return db.log(session, self.name, "batch", body, pictures=pictures, skipped=not admitted, version=version)
+
+        def reply(event: Event) -> None:
+            self._count(jobs, event, logits, probabilities)
+            self.learner.feed(replace(event, inputs=inputs))
+            start = 0
+            for job in jobs:
+                end = start + len(job.samples)
+                job.future.set_result(Reply(probabilities[start:end], version))
+                start = end
+
+        def settle(written: Future[Event]) -> None:
+            problem = written.exception()
+            if problem is not None:
+                if admitted:
+                    self.learner.withdraw()
+                for job in jobs:
+                    job.future.set_exception(problem)
+
+        self.ledger.write(write, reply).add_done_callback(settle)
+
+    def _count(self, jobs: Sequence[Job], event: Event, logits: Tensor, probabilities: Tensor) -> None:
+        tally, count = self.tally, len(logits)
+        tally.requests += len(jobs)
+        tally.pictures += count
+        tally.batches += 1
+        tally.skipped += event.skipped
+        seen = probabilities.argmax(dim=1).bincount(minlength=logits.shape[1])
+        self.classes = seen if len(self.classes) == 0 else self.classes + seen
+        self.history.append(
+            {
+                "at": time.time(),
+                "pictures": count,
+                "entropy": float(signals.entropy(logits).mean()),
+                "classes": {int(label): int(seen[label]) for label in seen.nonzero().flatten()},
+                "skipped": event.skipped,
+                "waiting": self.learner.waiting,
+                "spent": self.state.spent,
+                "allowed": self.state.allowed,
+                "drift": self.drift,
+            }
+        )
+
+    def _now(self) -> Serving:
+        classifier = self.state.adapter.classifier
+        running = classifier.running
+        statistics = None if running is None else Statistics(running)
+        return Serving(classifier.live, statistics, self.state.position)
+
+    @property
+    def drift(self) -> float:
+        """How far the adapted tensors are from the source, relative to their own length."""
+        moved = (self.serving.version.flat - self._source).norm()
+        return float(moved) / max(float(self._source.norm()), 1e-12)
+
+    # -- learning -----------------------------------------------------------------------------------------------
+
+    def _done(self, event: Event, outcome: Outcome) -> None:
+        self.serving = self._now()
+        if outcome.step is not None:
+            self.tally.learned += 1
+        self.tally.failed += outcome.failed is not None
+        self.tally.trips += outcome.tripped is not None
+        if outcome.asked or outcome.learned or outcome.expired or outcome.tripped or outcome.late:
+            self.ledger.write(lambda session: record(session, self.name, [outcome]))
+
+    def checkpoint(self) -> None:
+        """Write the state and its place in the log. Runs between two events."""
+        state, seq = pack(self.state.state_dict()), self.state.position
+        self.ledger.write(lambda session: self._add_checkpoint(session, seq, state))
+
+    def _add_checkpoint(self, session: Session, seq: int, state: bytes) -> None:
+        keep, keep_log = self.settings.checkpoints, self.settings.keep_log
+        db.add_checkpoint(session, self.name, seq, state, keep=keep, keep_log=keep_log)
+
+    def log(self, kind: str, body: Mapping[str, Any]) -> Future[Event]:
+        """Put something into the log and have it learned."""
+        return self.ledger.write(lambda session: db.log(session, self.name, kind, body), self.learner.feed)
+
+    def note(self, kind: str, **body: Any) -> None:
+        """Note something for the people who look after the service."""
+        self.ledger.write(lambda session: db.notice(session, self.name, kind, **body)).result()
+
+    # -- coming back --------------------------------------------------------------------------------------------
+
+    def _recover(self) -> int:
+        """Load the last checkpoint and replay what the log holds beyond it. Gives the number of events replayed."""
+        asked: set[str] = set()
+        outcomes: list[Outcome] = []
+        count = 0
+        with self.ledger.read() as session:
+            found = db.last_checkpoint(session, self.name)
+            start = 0
+            if found is not None:
+                self.state.load_state_dict(unpack(found.state))
+                start = found.seq
+            for event in db.events(session, self.name, start):
+                outcome = self.state.apply(event)
+                asked.update(item.id for item in outcome.asked)
+                outcomes.append(replace(outcome, step=None))
+                count += 1
+                if len(outcomes) >= 64:
+                    self._record(outcomes)
+                    outcomes = []
+            self._record(outcomes)
+            known = session.scalars(select(Question.id).where(Question.stream == self.name, Question.seq > start)).all()
+        missing = sorted(set(known) - asked)
+        with self.ledger.read() as session:
+            charged = session.scalar(select(func.sum(Charge.units)).where(Charge.stream == self.name)) or 0
+        if missing or charged != self.state.spent:
+            raise errors.StateMismatch(
+                f"stream {self.name!r}: the replay of the event log did not come out as before: {len(missing)} "
+                f"questions are missing, and {self.state.spent} labels are charged, {charged} were. It does on the "
+                "same kind of processor, version of torch and threads: go back to these, or use a new stream"
+            )
+        return count
+
+    def _record(self, outcomes: list[Outcome]) -> None:
+        if outcomes:
+            self.ledger.write(lambda session: record(session, self.name, outcomes)).result()
+
+    def close(self) -> None:
+        """Answer, learn and save what is under way."""
+        self.batcher.close()
+        self.learner.close()
+
+
+def record(session: Session, stream: str, outcomes: Sequence[Outcome]) -> None:
+    """Enter into the ledger what events have led to. Entered again, it changes nothing."""
+    now = time.time()
+    for outcome in outcomes:
+        questions = [
+            {
+                "stream": stream,
+                "id": item.id,
+                "seq": outcome.seq,
+                "index": item.index,
+                "name": item.name,
+                "audit": item.audit,
+                "asked_at": now,
+                "state": "open",
+                "guesses": [list(pair) for pair in item.guesses],
+                "picture_kind": item.kind,
+                "picture": item.data,
+                "query": None if item.query is None else pack(pack_query(item.query)),
+            }
+            for item in outcome.asked
+        ]
+        db.insert_new(session, Question, questions)
+        charges = [*((item.id, 1) for item in outcome.asked), *((name, -1) for name in outcome.refunded)]
+        db.insert_new(
+            session,
+            Charge,
+            [
+                {"stream": stream, "query": name, "units": units, "seq": outcome.seq, "at": now}
+                for name, units in charges
+            ],
+        )
+        learned = [{"stream": stream, "query": name, "seq": outcome.seq, "at": now} for name in outcome.learned]
+        db.insert_new(session, Learned, learned)
+        _move(session, stream, outcome.learned, "learned")
+        _move(session, stream, outcome.expired, "expired")
+        if outcome.late:
+            _move(session, stream, outcome.late, "expired")
+            session.execute(
+                update(AnswerRow)
+                .where(AnswerRow.stream == stream, AnswerRow.query.in_(outcome.late), AnswerRow.status == "accepted")
+                .values(status="late")
+            )
+        if outcome.tripped is not None:
+            db.notice(session, stream, "guard", why=outcome.tripped, seq=outcome.seq)
+
+
+def _move(session: Session, stream: str, ids: Sequence[str], state: str) -> None:
+    if ids:
+        session.execute(update(Question).where(Question.stream == stream, Question.id.in_(ids)).values(state=state))
+
+
+class Service:
+    """Everything that runs behind the HTTP interface.
+
+    Parameters
+    ----------
+    model
+        What is served. It is never changed.
+    settings
+        How.
+    """
+
+    def __init__(self, model: SourceModel, settings: Settings) -> None:
+        self.model = model
+        self.settings = settings
+        torch.set_num_threads(settings.threads)
+        self.intake = Intake(model.preparation, max_pictures=settings.max_batch, max_pixels=settings.limits.pixels)
+        outputs = self._make().adapter.classifier.outputs
+        if outputs is None:
+            raise errors.BadConfig("the number of classes cannot be read off the model's head: name it with head=…")
+        self.classes = class_names(model, settings.classes, outputs)
+        self.started = time.time()
+        self.ledger = Ledger(settings.database)
+        self.streams: dict[str, Stream] = {}
+        self._closing = threading.Lock()
+        self.ready = False
+        try:
+            for name in settings.streams:
+                self.streams[name] = Stream(name, self._make, settings, self.ledger)
+        except BaseException:
+            self.close()
+            raise
+        for stream in self.streams.values():
+            stream.note("recovered" if stream.recovered else "start", replayed=stream.recovered)
+        self.ready = True
+
+    def _make(self) -> State:
+        settings = self.settings
+        return State(build(self.model, settings), Audit(settings.audit_rate, settings.seed), self.intake)
+
+    @property
+    def healthy(self) -> bool:
+        return all(stream.learner.failed is None for stream in self.streams.values())
+
+    def close(self) -> None:
+        """Stop in good order: what is under way is answered, learned and saved."""
+        with self._closing:
+            self.ready = False
+            for stream in self.streams.values():
+                stream.close()
+            self.ledger.close()

@@ -1,0 +1,97 @@
+"""What do the tests of the service share? A small model, pictures, a database, and a way to compare states."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from wise_atta import rng
+from wise_atta.data.models import SourceModel
+from wise_atta.serve import ledger as db
+from wise_atta.serve.batcher import Job
+from wise_atta.serve.batcher import Reply as Served
+from wise_atta.serve.config import Settings
+from wise_atta.serve.intake import write_npy
+from wise_atta.serve.service import Service, Stream
+from wise_atta.serve.state import State
+
+
+def small_model() -> SourceModel:
+    """Grey pictures of 8×8, four classes, one convolution with BatchNorm."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        net = nn.Sequential(
+            nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 4)
+        )
+        with torch.no_grad():
+            for tensor in (net[0].weight, net[5].weight):
+                tensor.normal_()
+    return SourceModel(
+        module=net.eval(),
+        name="small",
+        architecture="small",
+        classes=("a", "b", "c", "d"),
+        mean=(0.5,),
+        std=(0.25,),
+        crop=8,
+    )
+
+
+def pictures(number: int, count: int = 4, side: int = 8) -> NDArray[np.uint8]:
+    """Grey pictures; the same number gives the same ones."""
+    return rng.numpy(0, "pictures", number).integers(0, 256, (count, side, side, 1), dtype=np.uint8)
+
+
+def settings(folder: Path, **changes: Any) -> Settings:
+    url = changes.pop("database", f"sqlite:///{folder / 'ledger.db'}")
+    return Settings(**{"database": url, "ratio": 0.5, "audit": 0.2, "max_wait_ms": 0.0, "max_lag": 10_000} | changes)
+
+
+def send(stream: Stream, number: int, count: int = 4) -> Served:
+    """Have pictures predicted, and wait for the reply."""
+    samples = stream.state.intake.files([write_npy(pictures(number, count))])
+    return stream.predict(Job(f"r{number}", samples)).result(30)
+
+
+def settled(service: Service) -> None:
+    """Wait until everything in the log is learned and in the ledger."""
+    for stream in service.streams.values():
+        done = threading.Event()
+        stream.learner.run(done.set)
+        assert done.wait(30), stream.learner.failed
+    service.ledger.write(lambda session: None).result(30)
+
+
+def twin(service: Service, name: str = "default", after: Mapping[str, Any] | None = None) -> State:
+    """A second state, fed the event log from the beginning (or from a checkpoint)."""
+    state = service._make()
+    if after is not None:
+        state.load_state_dict(after)
+    with service.ledger.read() as session:
+        for event in db.events(session, name, state.position):
+            state.apply(event)
+    return state
+
+
+def same(a: Any, b: Any, where: str = "state") -> None:
+    """Assert that two states are equal, bit by bit."""
+    assert type(a) is type(b), where
+    if isinstance(a, torch.Tensor):
+        assert a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b), where
+    elif isinstance(a, Mapping):
+        assert list(a) == list(b), where
+        for key in a:
+            same(a[key], b[key], f"{where}[{key!r}]")
+    elif isinstance(a, Sequence) and not isinstance(a, str):
+        assert len(a) == len(b), where
+        for index, pair in enumerate(zip(a, b, strict=True)):
+            same(*pair, f"{where}[{index}]")
+    else:
+        assert a == b or (a != a and b != b), f"{where}: {a!r} and {b!r}"

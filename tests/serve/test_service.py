@@ -1,0 +1,278 @@
+"""Does a stream predict at once, learn behind it, and come back as it was?"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from serve.parts import pictures, same, send, settings, settled, small_model, twin
+from sqlalchemy import func, select
+
+from wise_atta import errors
+from wise_atta.serve import ledger as db
+from wise_atta.serve.batcher import Full, Job
+from wise_atta.serve.intake import write_npy
+from wise_atta.serve.service import Service
+
+
+def test_a_reply_is_in_the_log_and_its_batch_is_learned(tmp_path: Path) -> None:
+    service = Service(small_model(), settings(tmp_path))
+    stream = service.streams["default"]
+    for number in range(5):
+        reply = send(stream, number)
+    settled(service)
+    assert reply.probabilities.shape == (4, 4)
+    assert torch.allclose(reply.probabilities.sum(dim=1), torch.ones(4, dtype=torch.float64))
+    with service.ledger.read() as session:
+        rows = session.scalars(select(db.LoggedEvent)).all()
+        assert [row.kind for row in rows] == ["batch"] * 5
+        assert [row.body["requests"] for row in rows] == [[[f"r{number}", 4]] for number in range(5)]
+        assert not any(row.skipped for row in rows)
+    assert stream.tally.learned == 5
+    assert stream.state.adapter.number == 5
+    service.close()
+
+
+def test_the_ledger_and_the_account_agree_and_the_budget_holds(tmp_path: Path) -> None:
+    service = Service(small_model(), settings(tmp_path))
+    stream = service.streams["default"]
+    for number in range(30):
+        send(stream, number)
+        settled(service)
+        seen = (number + 1) * 4
+        assert stream.state.spent <= stream.state.allowed <= seen // 2
+    with service.ledger.read() as session:
+        assert session.scalar(select(func.sum(db.Charge.units))) == stream.state.spent > 20
+        questions = db.count_by(session, db.Question.audit)
+    assert questions[True] == stream.state.audit.account.spent > 5
+    service.close()
+
+
+def test_an_answer_does_not_depend_on_the_other_pictures_of_its_batch(tmp_path: Path) -> None:
+    for statistics in ("source", "ema"):
+        service = Service(small_model(), settings(tmp_path / statistics, statistics=statistics))
+        stream = service.streams["default"]
+        for number in range(3):
+            send(stream, number)
+        settled(service)
+        together = torch.stack([s.pixels for s in service.intake.files([write_npy(pictures(9, 16))])])
+        alone, _ = stream.infer(together[:1])
+        among, _ = stream.infer(together)
+        torch.testing.assert_close(alone, among[:1])
+        service.close()
+
+
+def test_a_single_picture_is_answered_and_learned(tmp_path: Path) -> None:
+    service = Service(small_model(), settings(tmp_path, statistics="ema"))
+    for number in range(4):
+        send(service.streams["default"], number, count=1)
+    settled(service)
+    assert service.streams["default"].tally.learned == 4
+    service.close()
+
+
+def test_streams_do_not_touch_each_other(tmp_path: Path) -> None:
+    service = Service(small_model(), settings(tmp_path, streams=("a", "b")))
+    for number in range(4):
+        send(service.streams["a"], number)
+    settled(service)
+    assert service.streams["a"].state.adapter.number == 4
+    assert service.streams["b"].state.adapter.number == 0
+    assert service.streams["b"].state.spent == 0
+    assert service.streams["b"].drift == 0 < service.streams["a"].drift
+    service.close()
+
+
+def test_a_lagging_learner_skips_updates_and_counts_them(tmp_path: Path) -> None:
+    service = Service(small_model(), settings(tmp_path, max_lag=2))
+    stream = service.streams["default"]
+    hold = threading.Event()
+    stream.learner.run(lambda: assert_set(hold))
+    for number in range(6):
+        send(stream, number)
+    hold.set()
+    settled(service)
+    assert stream.tally.skipped == 4
+    assert stream.tally.learned == 2
+    with service.ledger.read() as session:
+        skipped = session.scalars(select(db.LoggedEvent.skipped).order_by(db.LoggedEvent.seq)).all()
+    assert skipped == [False, False, True, True, True, True]
+    same(stream.state.state_dict(), twin(service).state_dict())
+    service.close()
+
+
+def assert_set(hold: threading.Event) -> None:
+    assert hold.wait(30)
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back(tmp_path: Path) -> None:
+    service = Service(small_model(), settings(tmp_path, max_batch=4, max_queue=8))
+    stream = service.streams["default"]
+    hold = threading.Event()
+    service.ledger.write(lambda session: assert_set(hold))
+    jobs = [Job(f"r{n}", service.intake.files([write_npy(pictures(n))])) for n in range(3)]
+    for job in jobs[:2]:
+        stream.predict(job)
+    with pytest.raises(Full) as refused:
+        stream.predict(jobs[2])
+    assert refused.value.after >= 1
+    hold.set()
+    for job in jobs[:2]:
+        assert len(job.future.result(30).probabilities) == 4
+    stream.predict(jobs[2]).result(30)
+    service.close()
+
+
+def test_small_requests_share_a_batch(tmp_path: Path) -> None:
+    service = Service(small_model(), settings(tmp_path, max_batch=8, max_wait_ms=10_000))
+    stream = service.streams["default"]
+    jobs = [Job(f"r{n}", service.intake.files([write_npy(pictures(n, 2))])) for n in range(4)]
+    for job in jobs:
+        stream.predict(job)
+    for job in jobs:
+        job.future.result(30)
+    assert stream.tally.batches == 1
+    service.close()
+
+
+def test_after_a_crash_the_state_is_that_of_a_twin_fed_the_log(tmp_path: Path) -> None:
+    service = Service(small_model(), settings(tmp_path, checkpoint_events=4))
+    stream = service.streams["default"]
+    for number in range(10):
+        send(stream, number)
+    settled(service)
+    before = stream.state.state_dict()
+    crash(service)
+    back = Service(small_model(), settings(tmp_path, checkpoint_events=4))
+    again = back.streams["default"]
+    assert again.recovered == 2  # checkpoints after 4 and 8
+    same(again.state.state_dict(), before)
+    with back.ledger.read() as session:
+        assert session.scalar(select(func.sum(db.Charge.units))) == again.state.spent
+    # It goes on as if nothing had happened.
+    send(again, 10)
+    settled(back)
+    back.close()
+
+
+def test_what_the_learner_had_not_told_the_ledger_is_told_after_the_restart(tmp_path: Path) -> None:
+    service = Service(small_model(), settings(tmp_path))
+    stream = service.streams["default"]
+    hold = threading.Event()
+    stream.learner.run(lambda: assert_set(hold))
+    for number in range(8):
+        send(stream, number)
+    crash(service)  # nothing was learned yet
+    hold.set()
+    back = Service(small_model(), settings(tmp_path))
+    assert back.streams["default"].recovered == 8
+    assert back.streams["default"].state.adapter.number == 8
+    with back.ledger.read() as session:
+        asked = session.scalar(select(func.count()).select_from(db.Question))
+    assert asked == back.streams["default"].state.spent > 0
+    back.close()
+
+
+def crash(service: Service) -> None:
+    """As after a kill: nothing more reaches the database, and its lock is free."""
+    service.ledger.write(lambda session: None).result(30)
+    service.ledger._work = type(service.ledger._work)()
+    assert service.ledger._lock is not None
+    service.ledger._lock.close()
+
+
+def test_the_log_ends_at_a_checkpoint_unless_it_is_kept(tmp_path: Path) -> None:
+    for keep, left in ((0.0, 0), (1.0, 6)):
+        service = Service(small_model(), settings(tmp_path / str(keep), keep_log=keep))
+        for number in range(6):
+            send(service.streams["default"], number)
+        service.close()
+        ledger = db.Ledger(service.settings.database)
+        with ledger.read() as session:
+            assert session.scalar(select(func.count()).select_from(db.LoggedEvent)) == left
+            assert session.scalar(select(func.count()).select_from(db.Checkpoint)) == 1
+        ledger.close()
+
+
+def test_kept_checkpoints_lie_closer_together_the_younger_they_are(tmp_path: Path) -> None:
+    ledger = db.Ledger(f"sqlite:///{tmp_path / 'a.db'}")
+    for seq in range(1, 101):
+        ledger.write(lambda s, seq=seq: db.add_checkpoint(s, "a", seq, b"state", keep=6, keep_log=0)).result()
+    with ledger.read() as session:
+        seqs = list(session.scalars(select(db.Checkpoint.seq).order_by(db.Checkpoint.seq)))
+    ledger.close()
+    assert len(seqs) == 6 and seqs[0] == 1 and seqs[-1] == 100
+    gaps = np.diff(seqs)
+    assert (gaps[:-1] >= gaps[1:]).all() and gaps[0] > gaps[-1]
+
+
+def test_a_second_service_on_the_same_database_is_refused(tmp_path: Path) -> None:
+    service = Service(small_model(), settings(tmp_path))
+    with pytest.raises(db.Busy, match="in use by another service"):
+        Service(small_model(), settings(tmp_path))
+    service.close()
+
+
+def test_a_stream_saved_under_another_budget_is_refused(tmp_path: Path) -> None:
+    service = Service(small_model(), settings(tmp_path))
+    send(service.streams["default"], 0)
+    service.close()
+    with pytest.raises(errors.StateMismatch, match="ratio"):
+        Service(small_model(), settings(tmp_path, ratio=0.25))
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"options": {"preset": "paper"}}, "does not keep the budget"),
+        ({"options": {"preset": "paper/imagenet-c"}}, "does not keep the budget"),
+        ({"options": {"policy": "always"}}, "per"),
+        ({"streams": ("a", "a")}, "none twice"),
+        ({"streams": ("a/b",)}, "letters"),
+        ({"audit": 1.5}, "share"),
+        ({"max_batch": 0}, "at least 1"),
+        ({"classes": ("x",)}, "one name a class"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused_at_the_start(
+    tmp_path: Path, changes: dict[str, object], why: str
+) -> None:
+    with pytest.raises(errors.WiseAttaError, match=why):
+        Service(small_model(), settings(tmp_path, **changes))
+
+
+def test_the_tables_after_all_migrations_are_those_of_the_models(tmp_path: Path) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.runtime.migration import MigrationContext
+
+    ledger = db.Ledger(f"sqlite:///{tmp_path / 'a.db'}")
+    with ledger._reading.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), db.Base.metadata) == []
+    ledger.close()
+
+
+def test_a_write_that_fails_takes_back_its_own_changes_alone(tmp_path: Path) -> None:
+    ledger = db.Ledger(f"sqlite:///{tmp_path / 'a.db'}")
+
+    def bad(session: db.Session) -> None:
+        db.notice(session, None, "bad")
+        raise errors.Conflict("no")
+
+    hold = threading.Event()
+    ledger.write(lambda session: assert_set(hold))
+    writes = [ledger.write(lambda s: db.notice(s, None, "good")), ledger.write(bad)]
+    hold.set()
+    writes[0].result(30)
+    with pytest.raises(errors.Conflict):
+        writes[1].result(30)
+    with ledger.read() as session:
+        assert session.scalars(select(db.Notice.kind)).all() == ["good"]
+    ledger.close()
+
+
+def test_settings_are_values() -> None:
+    assert dataclasses.replace(settings(Path("x")), ratio="1/3").rate.denominator == 3
