@@ -360,7 +360,7 @@ class Adapter:
             losses = self.update.learn(forward, self._labels(out, forward, todo))
         if forward is not None and not self._frozen:
             self.classifier.commit(forward)
-        if self.anchor is not None and updates and not self.update.moves_anchor:
+        if self.anchor is not None and not self._frozen and not self.update.moves_anchor:
             self.anchor.follow(self.classifier.live)
         learned = [*(item.id for item in todo), *taught] if updates else []
         expired = self._settle(answers, learned)

@@ -14,6 +14,9 @@ from wise_atta.how.optimizer import Kind, Optimizer
 from wise_atta.how.update import Update, skipped
 from wise_atta.model import Classifier, Forward, Spec
 
+# What the two weights add up to: two losses that are already balanced keep a weight of 1 each.
+_SUM = 2.0
+
 
 class Balanced(Update):
     """One step on w₁·L_ent + w₂·L_ce, with w₁ = 2g₂/(g₁ + g₂) and w₂ = 2g₁/(g₁ + g₂) by their gradient norms (EATTA).
@@ -64,7 +67,7 @@ class Balanced(Update):
         by_ce = self._gradient(ce, forward)
         if ent is not None and ce is not None:
             norms = torch.stack([_norm(by_ent), _norm(by_ce)])  # g₁, g₂
-            weights = 2 * norms.flip(0) / norms.sum()  # w₁ = 2g₂/(g₁ + g₂), w₂ = 2g₁/(g₁ + g₂)
+            weights = _SUM * norms.flip(0) / norms.sum()  # w₁ = 2g₂/(g₁ + g₂), w₂ = 2g₁/(g₁ + g₂)
             self.weights.follow(torch.where(weights.isfinite(), weights, 1.0))
         w1, w2 = (1.0, 1.0) if self.weights.value is None else self.weights.value.to(forward.logits)
         self.optimizer.step({"adapted": [w1 * a + w2 * b for a, b in zip(by_ent, by_ce, strict=True)]})

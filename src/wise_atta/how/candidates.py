@@ -112,7 +112,7 @@ class Candidates(Update):
     def _score(self, forward: Forward, labels: Labels, line: _Line) -> Tensor:
         """For each candidate: mean (p − p_source)² on the unlabelled + CE on the labelled, each scaled to [0, 1]."""
         model, rest, where = self.model, ~labels.mask(forward), self.model.layout.slices["norm"]
-        source = model.forward(forward.inputs, version=model.source(), statistics="source").logits.softmax(dim=1)
+        source = model.forward(forward.inputs, version=model.source()).logits.softmax(dim=1)
         apart, wrong = [], []
         for rate in self.rates:
             version = Version(line.at(rate, self.optimizer.flat, where), model.layout, grad=False)

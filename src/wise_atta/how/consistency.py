@@ -16,6 +16,6 @@ def cross_entropy(target: Tensor, logits: Tensor) -> Tensor:
     return -(target.softmax(dim=1) * logits.log_softmax(dim=1)).sum(dim=1)
 
 
-def symmetric_cross_entropy(a: Tensor, b: Tensor) -> Tensor:
-    """Half of the cross-entropy each way."""
-    return 0.5 * cross_entropy(a, b) + 0.5 * cross_entropy(b, a)
+def symmetric_cross_entropy(a: Tensor, b: Tensor, back: float = 0.5) -> Tensor:
+    """Half of the cross-entropy each way, or another share of the way `back`."""
+    return (1 - back) * cross_entropy(a, b) + back * cross_entropy(b, a)

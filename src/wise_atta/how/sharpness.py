@@ -47,7 +47,7 @@ class SharpnessAware(Update):
         ρ, how far to climb.
     loss_momentum, restore_below
         Where the moving average of the second loss falls below `restore_below`, tensors and optimizer return to the
-        source; the average goes on.
+        source, and the average begins anew.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class SharpnessAware(Update):
         self.average.follow(loss)  # m ← 0.9·m + 0.1·L
         assert self.average.value is not None
         if self.average.value < self.restore_below:  # m < 0.2: collapsed
-            self.optimizer.reset()
+            self.reset()
             return {"loss": loss.detach(), "restored": torch.ones(())}
         self.optimizer.step(model.gradients(loss, above, ["adapted"]))  # θ ← θ − η·∂L/∂θ at θ + ρ·g/‖g‖
         return {"loss": loss.detach()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -23,7 +24,8 @@ class TwoStep(Update):
     """The paper's update (eq. 1 and the appendix on parameters), from one forward.
 
     An unlabelled batch moves the norm tensors by λ_ent·L_ent. A labelled batch moves them by
-    λ_sup·L_sup + λ_ent·L_ent, then the head by L_sup computed from the features of the same forward.
+    λ_sup·L_sup + λ_ent·L_ent, then the head by L_sup computed from the features of the same forward; or, in place of
+    the head, all tensors of a block by L_sup of a fresh forward.
 
     Parameters
     ----------
@@ -42,7 +44,8 @@ class TwoStep(Update):
     train_head
         What the second step moves: the ``"full"`` head, its ``"bias"``, or ``"none"``.
     block
-        A part of the network that takes the second step instead of the head (appendix on layers).
+        A part of the network that takes the second step instead of the head (appendix on layers), norm tensors in it
+        included. It has momenta of its own, and costs one more forward and backward.
     only_selected
         Leave batches without a label alone (appendix on skipped updates).
     """
@@ -90,9 +93,12 @@ class TwoStep(Update):
     def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
         self.objective.start(model)
         super().start(model, anchor)
+        if self.block is not None:
+            self._inside = frozenset(model.select(self.block))
+            self.second = self.make_optimizer(model, share=self.optimizer)
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
-        return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
+    def make_optimizer(self, model: Classifier, share: Optimizer | None = None) -> Optimizer:
+        return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, share=share)
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         model, losses = self.model, {}
@@ -109,33 +115,49 @@ class TwoStep(Update):
         logits, features = labels.outputs(model, forward)
         loss_sup = labels.loss(logits)
         losses["sup"] = loss_sup.detach()
-        by_block: dict[str, list[Tensor]] = {}
-        if self.block is not None:
-            # The block follows the supervised loss alone, so it takes a backward of its own.
-            weighted = self.lambda_head * loss_sup
-            by_block = model.gradients(weighted, forward.version, ["second"], retain_graph=True)
         if self.supervise_norm:
             supervised = self.lambda_sup * loss_sup
             loss = supervised if loss is None else supervised + loss
         if loss is not None:
             self.optimizer.step(model.gradients(loss, forward.version, ["norm"]))
         if self.block is not None:
-            self.optimizer.step(by_block, lr=self.head_lr)
+            self._step_of_block(forward, labels)
         elif self.train_head != "none":
             with torch.enable_grad():
                 head_loss = self.lambda_head * labels.loss(model.head(features.detach()))
             self.optimizer.step(model.gradients(head_loss, model.live, ["second"], head=True), lr=self.head_lr)
         return losses
 
+    def _step_of_block(self, forward: Forward, labels: Labels) -> None:
+        model = self.model
+        again = model.forward(forward.inputs, grad=True)
+        loss = self.lambda_head * labels.loss(labels.outputs(model, again)[0])
+        gradients = model.gradients(loss, again.version, ["norm", "second"])
+        # Norm tensors outside the block share a group with those inside: a gradient of zero leaves them where they are.
+        for group, found in gradients.items():
+            names = model.layout.groups[group]
+            gradients[group] = [g if n in self._inside else g.zero_() for n, g in zip(names, found, strict=True)]
+        self.second.step(gradients, lr=self.head_lr)
+
     def reset(self) -> None:
+        if self.block is not None:
+            self.second.forget()
         super().reset()
         self.objective.reset()
 
+    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
+        if self.block is not None:
+            self.second.forget()
+        super().restore(snapshot)
+
     def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"objective": self.objective.state_dict()}
+        second = {} if self.block is None else {"second": self.second.state_dict()}
+        return super().state_dict() | {"objective": self.objective.state_dict()} | second
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.objective.load_state_dict(state["objective"])
+        if self.block is not None:
+            self.second.load_state_dict(state["second"])
         super().load_state_dict(state)
 
     def __repr__(self) -> str:
@@ -152,7 +174,7 @@ class PublishedTwoStep(Update):
 
     Unlabelled batch: `unlabelled`·L_ent on norm tensors and head bias, with the second learning rate. Labelled batch:
     `ent`·L_ent + `sup`·L_sup on the norm tensors, then a fresh forward and `sup`·L_sup on norm tensors and head bias
-    with the second learning rate. The anchor follows after every step.
+    with the second learning rate. One momentum a tensor over all steps. The anchor follows after every step.
 
     Parameters
     ----------
@@ -161,6 +183,8 @@ class PublishedTwoStep(Update):
     unlabelled, ent, sup
         Loss weights of the published code. With `sup` 0 the labels are withheld: a labelled batch takes the larger
         unlabelled step and no other, which tells the two apart.
+    objective, norm, supervise_norm, train_head, only_selected
+        As for `TwoStep`; the published code trains the head's bias.
     """
 
     moves_anchor = True
@@ -173,23 +197,36 @@ class PublishedTwoStep(Update):
         unlabelled: float = 0.1,
         ent: float = 1.7,
         sup: float = 0.15,
-        below: float = 0.4,
+        objective: Objective | None = None,
         norm: Spec = "norm",
+        supervise_norm: bool = True,
+        train_head: Head = "bias",
         only_selected: bool = False,
         momentum: float = 0.9,
         nesterov: bool = True,
     ) -> None:
+        if train_head not in get_args(Head):
+            raise errors.unknown("train_head", train_head, get_args(Head))
         self.lr = lr
         self.second_lr = second_lr
         check_rate(second_lr)
         self.unlabelled = unlabelled
         self.ent = ent
         self.sup = sup
-        self.objective = Entropy(below=below)
+        self.objective = Entropy(below=0.4) if objective is None else objective
+        self.supervise_norm = supervise_norm
+        self.train_head: Head = train_head
         self.only_selected = only_selected
         self.momentum = momentum
         self.nesterov = nesterov
-        self.adapts = {"norm": norm, "bias": "head.bias"}
+        self.adapts = {"norm": norm}
+        if train_head != "none":
+            self.adapts["head"] = _HEADS[train_head]
+        self._head = [group for group in self.adapts if group == "head"]
+
+    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+        self.objective.start(model)
+        super().start(model, anchor)
 
     def make_optimizer(self, model: Classifier) -> Optimizer:
         return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
@@ -201,25 +238,42 @@ class PublishedTwoStep(Update):
         if not labels:
             if loss_ent is None:
                 return skipped()
-            self._step(self.unlabelled * loss_ent, forward, ("norm", "bias"), self.second_lr)
+            self._step(self.unlabelled * loss_ent, forward, ["norm", *self._head], self.second_lr)
             return losses
         loss_sup = labels.loss(labels.outputs(model, forward)[0])
         losses["sup"] = loss_sup.detach()
-        first = self.sup * loss_sup if loss_ent is None else self.ent * loss_ent + self.sup * loss_sup
-        self._step(first, forward, ("norm",), self.lr)
-        if self.sup == 0:  # labels withheld: the strong unlabelled step alone
-            return losses
-        again = model.forward(forward.inputs, grad=True)
-        self._step(self.sup * labels.loss(labels.outputs(model, again)[0]), again, ("norm", "bias"), self.second_lr)
+        first = [] if loss_ent is None else [self.ent * loss_ent]
+        second = self._head if self.sup else []  # labels withheld: the larger unlabelled step alone
+        if self.sup and self.supervise_norm:
+            first.append(self.sup * loss_sup)
+            second = ["norm", *second]
+        if first:
+            self._step(torch.stack(first).sum(), forward, ["norm"], self.lr)
+        if second:
+            again = model.forward(forward.inputs, grad=True)
+            self._step(self.sup * labels.loss(labels.outputs(model, again)[0]), again, second, self.second_lr)
         return losses
 
-    def _step(self, loss: Tensor, forward: Forward, groups: tuple[str, ...], lr: float) -> None:
+    def _step(self, loss: Tensor, forward: Forward, groups: list[str], lr: float) -> None:
         self.optimizer.step(self.model.gradients(loss, forward.version, groups), lr=lr)
         if self.anchor is not None:
             self.anchor.follow(self.model.live)
 
+    def reset(self) -> None:
+        super().reset()
+        self.objective.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"objective": self.objective.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.objective.load_state_dict(state["objective"])
+        super().load_state_dict(state)
+
     def __repr__(self) -> str:
         return (
             f"PublishedTwoStep(lr={self.lr}, second_lr={self.second_lr}, unlabelled={self.unlabelled}, "
-            f"ent={self.ent}, sup={self.sup}, norm={self.adapts['norm']!r}, only_selected={self.only_selected})"
+            f"ent={self.ent}, sup={self.sup}, objective={self.objective!r}, norm={self.adapts['norm']!r}, "
+            f"supervise_norm={self.supervise_norm}, train_head={self.train_head!r}, "
+            f"only_selected={self.only_selected})"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from wise_atta.anchor import Anchor
 from wise_atta.how import Augmentation, Restore, TeacherStudent
 from wise_atta.how.optimizer import Kind
-from wise_atta.how.restore import Mask
+from wise_atta.how.restore import Draws
 from wise_atta.methods.method import Method
 from wise_atta.methods.presets import presets, published
 from wise_atta.model import Spec
@@ -30,7 +30,7 @@ def cotta(
     symmetric: bool = True,
     restore: float = 0.001,
     augment: Augmentation | None = None,
-    mask: Mask | None = None,
+    draws: Draws | None = None,
     seed: int = 0,
     preset: str | None = None,
 ) -> Method:
@@ -45,8 +45,8 @@ def cotta(
         See `TeacherStudent`.
     teacher_momentum
         Of the teacher, an `Anchor`.
-    restore, mask
-        With which probability a value returns to the source, or what draws those that do. See `Restore`.
+    restore, draws
+        With which probability a value returns to the source, and what is drawn for that. See `Restore`.
     seed
         Of views and restoring.
     preset
@@ -63,7 +63,7 @@ def cotta(
         threshold=threshold,
         views=views,
         symmetric=symmetric,
-        restore=Restore(restore, mask=mask, seed=seed),
+        restore=Restore(restore, draws=draws, seed=seed),
         augment=augment,
         seed=seed,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wise_atta import rng, signals
+from wise_atta import signals
 from wise_atta.view import View
 from wise_atta.what.selector import Selector, check_count
 
@@ -28,7 +28,7 @@ class KMargin(Selector):
         check_count(k)
         unsure = 1 - signals.margin(view.logits)
         points = (view.features.flatten(1) * unsure.unsqueeze(1)).double().cpu().numpy()
-        order = rng.numpy(self.seed, "ties", view.number).permutation(len(points))
+        order = self.shuffled(view)
         points = points[order]
         distance = np.linalg.norm(points, axis=1)
         picked: list[int] = []

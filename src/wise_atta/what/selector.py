@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from wise_atta import errors, rng, signals
@@ -40,7 +41,7 @@ class Selector:
         """The k samples to ask for, best first; all of them if the batch is smaller."""
         check_count(k)
         scores = self.scores(view).double().cpu().numpy()
-        shuffled = rng.numpy(self.seed, "ties", view.number).permutation(len(scores))
+        shuffled = self.shuffled(view)
         ranked = shuffled[np.argsort(-scores[shuffled], kind="stable")]
         if not self.balance:
             return [int(i) for i in ranked[:k]]
@@ -51,6 +52,10 @@ class Selector:
         self._just_asked = {int(predicted[i]) for i in picked}
         self._last_score.update({int(predicted[i]): float(scores[i]) for i in picked})
         return picked
+
+    def shuffled(self, view: View) -> NDArray[np.int64]:
+        """The samples in random order. Of equal scores the first in it wins."""
+        return rng.numpy(self.seed, "ties", view.number).permutation(len(view))
 
     def _is_fresh(self, predicted: int, score: float) -> bool:
         return predicted not in self._just_asked or score > self._last_score[predicted]
@@ -74,31 +79,6 @@ def check_count(k: int) -> None:
     """Refuse to pick no sample."""
     if k < 1:
         raise errors.BadConfig(f"at least one sample must be picked, not {k}")
-
-
-class Drift(Selector):
-    """The sample whose prediction moved furthest from the anchor's: arg max ‖p − p̄‖₂ (section 3.2).
-
-    In the first batch anchor and model are one, all drifts are 0, and the choice is random.
-
-    Parameters
-    ----------
-    first
-        Use the perturbation score in the first so many batches instead, as the published code does (4 there).
-    """
-
-    needs_anchor = True
-
-    def __init__(self, *, first: int = 0, balance: bool = False, seed: int = 0) -> None:
-        super().__init__(balance=balance, seed=seed)
-        self.first = first
-        self._start = Perturbation(seed=seed)
-
-    def scores(self, view: View) -> Tensor:
-        return self._start.scores(view) if view.age <= self.first else view.drift
-
-    def __repr__(self) -> str:
-        return f"Drift(first={self.first}, balance={self.balance}, seed={self.seed})"
 
 
 class Perturbation(Selector):
@@ -128,6 +108,32 @@ class Perturbation(Selector):
 
     def __repr__(self) -> str:
         return f"Perturbation(sigma={self.sigma}, balance={self.balance}, seed={self.seed})"
+
+
+class Drift(Perturbation):
+    """The sample whose prediction moved furthest from the anchor's: arg max ‖p − p̄‖₂ (section 3.2).
+
+    In the first batch anchor and model are one, all drifts are 0, and the choice is random.
+
+    Parameters
+    ----------
+    first
+        Use the perturbation score in the first so many batches instead, as the published code does (4 there).
+    sigma
+        Of that score, see `Perturbation`.
+    """
+
+    needs_anchor = True
+
+    def __init__(self, *, first: int = 0, sigma: float = 0.01, balance: bool = False, seed: int = 0) -> None:
+        super().__init__(sigma=sigma, balance=balance, seed=seed)
+        self.first = first
+
+    def scores(self, view: View) -> Tensor:
+        return super().scores(view) if view.age <= self.first else view.drift
+
+    def __repr__(self) -> str:
+        return f"Drift(first={self.first}, balance={self.balance}, seed={self.seed})"
 
 
 class MaxEntropy(Selector):
