@@ -32,6 +32,17 @@ class _Seen:
 
 
 @dataclass(frozen=True)
+class _Look:
+    """The window: how many predictions, which class leads, its share, the number of classes in effect, mean entropy."""
+
+    total: int
+    leader: int
+    share: float
+    classes: float
+    entropy: float
+
+
+@dataclass(frozen=True)
 class _Snapshot:
     """Adapted tensors, anchor and statistics after some batch."""
 
@@ -45,12 +56,13 @@ class Guard:
     """Watches a method of any kind for collapse, with nothing but its predictions to go by.
 
     Every batch adds its predictions to a window. An **alarm** is raised when the most predicted class has a share far
-    above that in the most even window so far, when the mean entropy has fallen to next to nothing of what it was at
-    first, or when audited samples are right far less often than before. An alarm may have an honest reason, such as a
-    stretch of the stream with one class. So it is **confirmed** first: the last good state and the source model predict
-    the same batch, and if either of them says much the same, the stream is like that and nothing happens. Otherwise the
-    guard **trips**: tensors, anchor and statistics return to the last good state, momenta are dropped, and the batch is
-    learned from there. Two trips with no good state between them lead back to the source.
+    above that in the most even window so far, when far fewer classes are predicted than there, when the mean entropy
+    has fallen to next to nothing of what it was at first, or when audited samples are right far less often than before.
+    An alarm may have an honest reason, such as a stretch of the stream with one class. So it is **confirmed** first:
+    the last good state and the source model predict the same batch, and if either of them says much the same, the
+    stream is like that and nothing happens. Otherwise the guard **trips**: tensors, anchor and statistics return to the
+    last good state, momenta are dropped, and the batch is learned from there. Two trips with no good state between them
+    lead back to the source.
 
     A snapshot is taken every so many batches if the window is calm, and counts as good once the next one is taken.
 
@@ -62,6 +74,8 @@ class Guard:
         Number of batches between snapshots, and between two attempts to confirm an alarm.
     share
         Alarm at this part of the way from the usual share of the most predicted class to 1.
+    classes
+        Alarm below this part of the usual number of predicted classes, 1/Σ f² with f the share of each.
     entropy
         Alarm below this part of the mean entropy at first.
     agree
@@ -81,6 +95,7 @@ class Guard:
         window: int = 256,
         every: int = 10,
         share: float = 0.5,
+        classes: float = 0.5,
         entropy: float = 0.05,
         agree: float = 0.6,
         audits: int = 20,
@@ -88,13 +103,13 @@ class Guard:
     ) -> None:
         if min(window, every, audits) < 1:
             raise errors.BadConfig(f"window, every and audits must be at least 1, not {window}, {every}, {audits}")
-        if not all(0 <= part <= 1 for part in (share, entropy, agree, accuracy)):
-            raise errors.BadConfig(
-                f"share, entropy, agree and accuracy must be in [0, 1], not {share}, {entropy}, {agree}, {accuracy}"
-            )
+        parts = (share, classes, entropy, agree, accuracy)
+        if not all(0 <= part <= 1 for part in parts):
+            raise errors.BadConfig(f"share, classes, entropy, agree and accuracy must be in [0, 1], not {parts}")
         self.window = window
         self.every = every
         self.share = share
+        self.classes = classes
         self.entropy = entropy
         self.agree = agree
         self.audits = audits
@@ -126,11 +141,11 @@ class Guard:
 
     def check(self, view: View, inputs: Inputs) -> str | None:
         """Look at a batch before it is learned. If adaptation has collapsed, go back, and say why."""
-        share, entropy, label = self._look(view)
-        alarm = self._alarm(share, entropy, label)
+        look = self._look(view)
+        alarm = self._alarm(look)
         self._wait = max(self._wait - 1, 0)
         if alarm is None:
-            self._keep(view.number, share, entropy)
+            self._keep(view.number, look)
             return None
         if self._wait or not self._confirmed(view, inputs):
             self._wait = self._wait or self.every
@@ -144,8 +159,7 @@ class Guard:
 
     # -- seeing it ----------------------------------------------------------------------------------------------
 
-    def _look(self, view: View) -> tuple[float, float, int]:
-        """Share of the most predicted class over the window, the mean entropy, and which class that is."""
+    def _look(self, view: View) -> _Look:
         counts = view.logits.argmax(dim=1).bincount(minlength=view.classes)
         # One copy to the host: counts are whole numbers that float64 holds exactly.
         *classes, entropy = torch.cat([counts.double(), view.entropy.double().sum().unsqueeze(0)]).tolist()
@@ -153,26 +167,32 @@ class Guard:
         while sum(seen.samples for seen in self._seen[1:]) >= self.window:
             del self._seen[0]
         total = sum(seen.samples for seen in self._seen)
-        counted = torch.stack([seen.classes for seen in self._seen]).sum(dim=0)
-        return float(counted.max()) / total, sum(seen.entropy for seen in self._seen) / total, int(counted.argmax())
+        share = torch.stack([seen.classes for seen in self._seen]).sum(dim=0) / total
+        return _Look(
+            total=total,
+            leader=int(share.argmax()),
+            share=float(share.max()),
+            classes=1 / float(share.square().sum()),
+            entropy=sum(seen.entropy for seen in self._seen) / total,
+        )
 
-    def _alarm(self, share: float, entropy: float, label: int) -> str | None:
-        total = sum(seen.samples for seen in self._seen)
-        if total >= _FEW and "share" not in self._usual:
-            self._usual |= {"share": share, "entropy": entropy}
+    def _alarm(self, look: _Look) -> str | None:
+        if look.total >= _FEW and not {"share", "classes", "entropy"} <= set(self._usual):
+            self._usual |= {"share": look.share, "classes": look.classes, "entropy": look.entropy}
         if self._overruled:
             return None
-        if self._audited and sum(self._right) < self.accuracy * self._usual["right"]:
+        if self._accused:
             before = round(self._usual["right"])
             return f"{sum(self._right)} of the last {self.audits} audited samples are right, {before} were"
-        if total < self.window:
+        if look.total < self.window:
             return None
-        if share >= self._level(self.share):
-            usual = self._usual["share"]
-            return f"class {label} is {share:.0%} of the last {total} predictions, where the top class had {usual:.0%}"
-        if entropy < self.entropy * self._usual["entropy"]:
-            usual = self._usual["entropy"]
-            return f"the mean entropy of the last {total} predictions is {entropy:.2g}, at first it was {usual:.2g}"
+        usual, last = self._usual, f"the last {look.total} predictions"
+        if look.share >= self._level(self.share):
+            return f"class {look.leader} is {look.share:.0%} of {last}, where the top class had {usual['share']:.0%}"
+        if look.classes < self.classes * usual["classes"]:
+            return f"{look.classes:.1f} classes share {last}, where {usual['classes']:.1f} did"
+        if look.entropy < self.entropy * usual["entropy"]:
+            return f"the mean entropy of {last} is {look.entropy:.2g}, at first it was {usual['entropy']:.2g}"
         return None
 
     def _level(self, part: float) -> float:
@@ -180,16 +200,17 @@ class Guard:
         return self._usual["share"] + part * (1 - self._usual["share"])
 
     @property
-    def _audited(self) -> bool:
-        return len(self._right) == self.audits
+    def _overruled(self) -> bool:
+        """Audited samples that are right about as often as ever leave nothing to suspect."""
+        enough = (1 + self.accuracy) / 2
+        return len(self._right) == self.audits and sum(self._right) >= enough * self._usual["right"]
 
     @property
-    def _overruled(self) -> bool:
-        """Audited samples that are right as often as ever leave nothing to suspect."""
-        return self._audited and sum(self._right) >= (1 + self.accuracy) / 2 * self._usual["right"]
+    def _accused(self) -> bool:
+        return len(self._right) == self.audits and sum(self._right) < self.accuracy * self._usual["right"]
 
     def _confirmed(self, view: View, inputs: Inputs) -> bool:
-        if self._audited and sum(self._right) < self.accuracy * self._usual["right"]:
+        if self._accused:
             return True
         own = view.logits.argmax(dim=1)
         good = self.model.forward(inputs, version=self._version(self._good)).logits
@@ -201,13 +222,18 @@ class Guard:
 
     # -- keeping it ---------------------------------------------------------------------------------------------
 
-    def _keep(self, number: int, share: float, entropy: float) -> None:
+    def _keep(self, number: int, look: _Look) -> None:
         """Take a snapshot when it is time and all is calm: half as far from the usual as an alarm."""
-        if "share" not in self._usual:
+        usual = self._usual
+        if look.total < _FEW:
             return
-        if sum(seen.samples for seen in self._seen) >= self.window:
-            self._usual["share"] = min(share, self._usual["share"])
-        calm = share < self._level(self.share / 2) and entropy >= 2 * self.entropy * self._usual["entropy"]
+        if look.total >= self.window:
+            usual |= {"share": min(look.share, usual["share"]), "classes": max(look.classes, usual["classes"])}
+        calm = (
+            look.share < self._level(self.share / 2)
+            and look.classes >= (1 + self.classes) / 2 * usual["classes"]
+            and look.entropy >= 2 * self.entropy * usual["entropy"]
+        )
         self._calm = self._calm + 1 if calm else 0
         if self._calm >= self.every:
             if self._next is not None:
@@ -262,7 +288,7 @@ class Guard:
         self._calm, self._wait, self._again = state["counters"]
 
     def __repr__(self) -> str:
-        names = ("window", "every", "share", "entropy", "agree", "audits", "accuracy")
+        names = ("window", "every", "share", "classes", "entropy", "agree", "audits", "accuracy")
         return f"Guard({', '.join(f'{name}={getattr(self, name)}' for name in names)})"
 
 

@@ -1,0 +1,270 @@
+"""Does the guard bring a collapsed model back, and leave a healthy one alone?"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from typing import Any
+
+import pytest
+import torch
+from core.checks import same, saved
+from torch import Tensor, nn
+from torch.nn import functional
+
+import wise_atta as wa
+from wise_atta import who
+from wise_atta.adapter import Step
+
+CLASSES = 8
+Stream = list[tuple[Tensor, Tensor]]
+
+
+def draw(labels: Tensor, noise: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Pictures of eight patterns in noise."""
+    patterns = torch.randn(CLASSES, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(seed)
+    return patterns[labels] + noise * torch.randn(len(labels), 1, 8, 8, generator=generator), labels
+
+
+def mixed(batches: int, noise: float = 1.2, n: int = 32) -> Stream:
+    """Classes in random order."""
+    labels = torch.randint(CLASSES, (batches, n), generator=torch.Generator().manual_seed(1))
+    return [draw(labels[t], noise, seed=t) for t in range(batches)]
+
+
+def in_order(batches: int, noise: float, n: int = 32, length: int = 10) -> Stream:
+    """One class after the other, `length` batches each."""
+    return [draw(torch.full((n,), t // length % CLASSES), noise, seed=t) for t in range(batches)]
+
+
+@functools.cache
+def net() -> nn.Module:
+    """A small BatchNorm net, trained on clear patterns."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1, bias=False),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.Conv2d(16, 16, 3, padding=1, bias=False),
+            nn.BatchNorm2d(16),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64, CLASSES),
+        )
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for t in range(80):
+        x, y = draw(torch.arange(64) % CLASSES, 0.5, seed=1000 + t)
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    return model.eval()
+
+
+def run(stream: Stream, method: str = "tent", **options: Any) -> tuple[float, list[Step], wa.Adapter]:
+    """Share of right predictions over the last half, the records, the adapter."""
+    adapter = wa.adapt(net(), method, **options)
+    steps, right = [], []
+    for x, y in stream:
+        out = adapter.predict(x)
+        right.append((out.logits.argmax(1) == y).double().mean().item())
+        steps.append(adapter.learn(out, {query.id: int(y[query.index]) for query in out.queries}))
+    half = right[len(right) // 2 :]
+    return sum(half) / len(half), steps, adapter
+
+
+# Tent at these rates drives the net to one class.
+COLLAPSING = [{"lr": 2.0}, {"lr": 0.1, "statistics": "source"}]
+
+
+@pytest.mark.parametrize("options", COLLAPSING)
+def test_a_collapsed_model_is_brought_back(options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    stream = mixed(100, 2.0)
+    without, _, _ = run(stream, **options)
+    with caplog.at_level(logging.WARNING, logger="wise_atta.guard"):
+        guarded, steps, adapter = run(stream, guard=wa.Guard(window=96), **options)
+    assert without < 0.25 and guarded > without + 0.15
+    trips = [step for step in steps if step.tripped]
+    assert adapter.guard is not None and len(trips) == adapter.guard.trips == len(caplog.records) > 0
+    assert f"batch {trips[0].number}: collapse" in caplog.text and str(trips[0].tripped) in caplog.text
+
+
+HEALTHY = {
+    "clear": (lambda: mixed(60, 0.5), {"lr": 1e-2}),
+    "noisy": (lambda: mixed(60, 1.2), {"lr": 1e-2}),
+    "very noisy": (lambda: mixed(60, 2.0), {"lr": 1e-3}),
+    "labels": (lambda: mixed(60, 1.2), {"method": "wise", "ratio": 0.5}),
+    "roid": (lambda: mixed(40, 1.2), {"method": "roid", "lr": 1e-3, "consistency": False}),
+    "small batches": (lambda: mixed(150, 1.2, n=4), {"lr": 1e-3, "statistics": "ema"}),
+    "sorted, clear": (lambda: in_order(80, 0.5), {"lr": 1e-2}),
+    "sorted, clear, source statistics": (lambda: in_order(80, 0.5), {"lr": 1e-2, "statistics": "source"}),
+    "sorted, noisy": (lambda: in_order(80, 1.2), {"lr": 1e-3}),
+    "sorted after mixed": (lambda: [*mixed(30), *in_order(40, 0.5, length=20)], {"lr": 1e-3}),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_model_is_left_alone(name: str) -> None:
+    stream, options = HEALTHY[name]
+    adapters = [wa.adapt(net(), **({"method": "tent", "guard": guard} | options)) for guard in (False, True)]
+    for x, y in stream():
+        for adapter in adapters:
+            out = adapter.predict(x)
+            adapter.learn(out, {query.id: int(y[query.index]) for query in out.queries})
+    assert adapters[1].guard.trips == 0
+    assert torch.equal(adapters[0].classifier.live.flat, adapters[1].classifier.live.flat)
+
+
+def test_a_calm_stream_costs_no_forward() -> None:
+    _, steps, _ = run(mixed(40), lr=1e-3, guard=True)
+    assert {step.work.forwards for step in steps} == {1}
+
+
+def test_it_returns_to_a_state_that_was_calm_for_a_while() -> None:
+    adapter = wa.adapt(net(), "tent", lr=1e-2, guard=wa.Guard(window=64, every=4))
+    flats = []
+    for x, _ in mixed(20):
+        flats.append(adapter.classifier.live.flat)
+        adapter.learn(adapter.predict(x))
+    # Calm batches number 4, 8, … 20 take snapshots of the tensors that predicted them; the last but one is good.
+    adapter.update.restore({"flat": ruined(adapter)})
+    trip = None
+    for x, _ in mixed(20):
+        out = adapter.predict(x)
+        tripped = adapter.learn(out).tripped
+        trip = trip or tripped
+        if tripped:
+            break
+    assert trip is not None and "predictions" in trip
+    good = adapter.guard._good  # what it went back to
+    assert good.batch == 15 and torch.equal(good.update["flat"], flats[15])
+
+
+def ruined(adapter: wa.Adapter) -> Tensor:
+    """Tensors with which one class wins whatever the picture."""
+    flat = adapter.classifier.source_flat()
+    views = adapter.classifier.layout.views(flat)
+    for name, view in views.items():
+        view.fill_(0.0 if name.endswith("weight") else 3.0)
+    return flat
+
+
+def test_a_second_collapse_without_a_good_state_between_leads_to_the_source() -> None:
+    adapter = wa.adapt(net(), "tent", lr=1e-2, guard=wa.Guard(window=64, every=4))
+    stream = mixed(40)
+    for x, _ in stream[:20]:
+        adapter.learn(adapter.predict(x))
+    for trips in (1, 2):
+        adapter.update.restore({"flat": ruined(adapter)})
+        for x, _ in stream[20:24]:
+            out = adapter.predict(x)
+            if adapter.learn(out).tripped:
+                break
+        assert adapter.guard is not None and adapter.guard.trips == trips
+    assert adapter.guard._good.batch == 0
+    assert torch.equal(adapter.guard._good.update["flat"], adapter.classifier.source_flat())
+
+
+def test_anchor_and_statistics_come_back_with_the_tensors() -> None:
+    adapter = wa.adapt(net(), "wise", statistics="ema", guard=wa.Guard(window=64, every=4))
+    stream = mixed(20)
+    for x, _ in stream:
+        adapter.learn(adapter.predict(x, ask=False))
+    good = adapter.guard._good
+    adapter.guard._return("test", 21)
+    assert adapter.anchor is not None and torch.equal(adapter.anchor.version.flat, good.anchor)
+    assert adapter.classifier.running is good.running and torch.equal(adapter.classifier.live.flat, good.update["flat"])
+
+
+def test_logits_that_are_no_numbers_are_answered_from_the_last_good_state() -> None:
+    adapter = wa.adapt(net(), "tent", guard=True)
+    x = mixed(1)[0][0]
+    expected = adapter.predict(x, learn=False).logits
+    adapter.update.restore({"flat": torch.full_like(adapter.classifier.source_flat(), math.nan)})
+    out = adapter.predict(x)
+    assert torch.equal(out.logits, expected)
+    step = adapter.learn(out)
+    assert "NaN" in str(step.tripped) and adapter.guard.trips == 1
+    with pytest.raises(wa.errors.NotFinite, match="inputs"):
+        adapter.predict(x * math.nan)
+    assert adapter.guard.trips == 1
+
+
+def test_audited_samples_raise_an_alarm_that_needs_no_other() -> None:
+    guard = wa.Guard(audits=10)
+    adapter = wa.adapt(net(), "tent", lr=1e-3, guard=guard)
+    stream = mixed(6)
+    for x, _ in stream[:3]:
+        adapter.learn(adapter.predict(x))
+        for _ in range(5):
+            guard.audit(True)
+    for _ in range(6):
+        guard.audit(False)
+    assert "audited" in str(adapter.learn(adapter.predict(stream[3][0])).tripped)
+    assert guard.trips == 1
+
+
+def test_audited_samples_that_are_right_overrule_every_suspicion() -> None:
+    options = {"lr": 0.5, "statistics": "source"}
+    for right, trips in ((True, False), (False, True)):
+        adapter = wa.adapt(net(), "tent", guard=wa.Guard(audits=10), **options)
+        for x, _ in mixed(40):
+            adapter.learn(adapter.predict(x))
+            for _ in range(5 * right):
+                adapter.guard.audit(True)
+        assert (adapter.guard.trips > 0) is trips
+
+
+def test_its_state_goes_on_to_the_same_bits() -> None:
+    options = {"lr": 0.5, "statistics": "source"}
+    stream = mixed(60)
+    whole, begun, resumed = (wa.adapt(net(), "tent", guard=True, **options) for _ in range(3))
+    for x, _ in stream:
+        whole.learn(whole.predict(x))
+    for x, _ in stream[:25]:
+        begun.learn(begun.predict(x))
+    assert begun.guard.trips > 0
+    resumed.load_state_dict(saved(begun.state_dict()))
+    assert same(resumed.state_dict(), begun.state_dict())
+    for x, _ in stream[25:]:
+        resumed.learn(resumed.predict(x))
+    assert whole.guard.trips > begun.guard.trips and same(resumed.state_dict(), whole.state_dict())
+
+
+def test_a_state_without_a_guard_is_refused_by_a_guarded_adapter() -> None:
+    with pytest.raises(wa.errors.StateMismatch, match="guard"):
+        wa.adapt(net(), "tent", guard=True).load_state_dict(wa.adapt(net(), "tent").state_dict())
+
+
+def test_reset_starts_it_anew_and_keeps_the_count() -> None:
+    _, _, adapter = run(mixed(30), lr=0.5, statistics="source", guard=True)
+    trips = adapter.guard.trips
+    adapter.reset()
+    fresh = wa.adapt(net(), "tent", lr=0.5, statistics="source", guard=True)
+    assert trips > 0 and same(adapter.guard.state_dict(), fresh.guard.state_dict() | {"trips": trips})
+
+
+@pytest.mark.parametrize("method", ["source", "cotta", "simatta", "hiltta", "eatta"])
+def test_it_goes_with_any_method(method: str) -> None:
+    few = {"views": 2} if method == "cotta" else {}
+    adapter = wa.adapt(net(), method, guard=True, annotator=who.Oracle(lambda query: query.index % CLASSES), **few)
+    for x, _ in mixed(3):
+        adapter.step(x)
+    adapter.guard.rescue(4)
+    assert adapter.guard.trips == 1 and torch.equal(adapter.classifier.live.flat, adapter.classifier.source_flat())
+
+
+@pytest.mark.parametrize("options", [{"window": 0}, {"every": 0}, {"share": 1.5}, {"agree": -0.1}, {"audits": 0}])
+def test_limits_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(wa.errors.BadConfig):
+        wa.Guard(**options)
+
+
+def test_one_guard_watches_one_adapter() -> None:
+    guard = wa.Guard()
+    wa.adapt(net(), "tent", guard=guard)
+    with pytest.raises(wa.errors.BadConfig, match="another adapter"):
+        wa.adapt(net(), "tent", guard=guard)
