@@ -40,8 +40,9 @@ class Experiment(pydantic.BaseModel):
     delay, noise, context, expires_after
         Answers come so many batches late, and wrong with this probability; how late samples are normalised; when
         questions expire.
-    statistics
-        What BatchNorm layers normalise with; None: the method's own.
+    statistics, prior
+        What BatchNorm layers normalise with, and how many samples the source counts for in ``"mixed"``; None: the
+        method's own.
     teacher, source_data
         What cema and eata need beside the stream: a stronger model by name, and clean data that the model was trained
         on.
@@ -81,6 +82,7 @@ class Experiment(pydantic.BaseModel):
     context: Literal["own", "current", "source"] = "own"
     expires_after: int | None = pydantic.Field(None, ge=0)
     statistics: StatisticsMode | None = None
+    prior: int | None = pydantic.Field(None, ge=0)
     teacher: str | None = None
     source_data: str | None = None
     seed: int = 0

@@ -68,6 +68,13 @@ class Score:
             "by_domain": by_domain,
         }
 
+    def pictures(self) -> list[dict[str, Any]]:
+        """Errors picture by picture, so that methods can be compared on those that none of them asked for."""
+        return [
+            {"picture": picture, "wrong": wrong, "seen": seen, "asked": picture in self.asked}
+            for picture, (wrong, seen) in self.by_picture.items()
+        ]
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "wrong": self.wrong,
@@ -128,7 +135,7 @@ def build(
         answers = who.Noisy(answers, rate=experiment.noise, classes=classes, seed=experiment.seed)
     if experiment.delay:
         answers = who.Delayed(answers, batches=experiment.delay, seed=experiment.seed)
-    own: dict[str, Any] = {} if experiment.statistics is None else {"statistics": experiment.statistics}
+    own = {name: getattr(experiment, name) for name in ("statistics", "prior")}
     adapter = adapt(
         source.module.to(device),
         method,
@@ -138,7 +145,7 @@ def build(
         annotator=answers,
         context=experiment.context,
         expires_after=experiment.expires_after,
-        **own,
+        **{name: value for name, value in own.items() if value is not None},
     )
     return Built(experiment, adapter, method, stream, truth, source, device)
 
@@ -206,7 +213,7 @@ def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int
             )
     seconds = before + time.perf_counter() - began
     card = make_card(built, recorder, seconds, memory.bytes(), resumed=start > 0)
-    files.finish(card)
+    files.finish(card, recorder.score.pictures())
     return card
 
 
