@@ -1,8 +1,8 @@
 """Where do a run's rows go? To an append-only log, and from there to Parquet at checkpoints.
 
-A folder of a run holds `card.json`, `steps.parquet`, `queries.parquet`, and while it runs the logs `steps.jsonl` and
-`queries.jsonl` and the state `checkpoint.pt`. Files that readers look at are written under another name and renamed, so
-that a kill at any moment leaves the old one or the new one, never half of one.
+A folder of a run holds `card.json`, `steps.parquet`, `queries.parquet` and `pictures.parquet`, and while it runs the
+logs `steps.jsonl` and `queries.jsonl` and the state `checkpoint.pt`. Files that readers look at are written under
+another name and renamed, so that a kill at any moment leaves the old one or the new one, never half of one.
 """
 
 from __future__ import annotations
@@ -33,10 +33,14 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         part.unlink(missing_ok=True)
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    replace_file(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file, whole or not at all."""
-    text = json.dumps(content, indent=2, ensure_ascii=False, allow_nan=True) + "\n"
-    replace_file(path, lambda part: part.write_text(text, encoding="utf-8"))
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=True) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -127,7 +131,7 @@ class Folder:
 
     def clear(self) -> None:
         """Forget whatever was here."""
-        for name in ("card.json", "checkpoint.pt", "steps.parquet", "queries.parquet"):
+        for name in ("card.json", "checkpoint.pt", "steps.parquet", "queries.parquet", "pictures.parquet"):
             (self.path / name).unlink(missing_ok=True)
         self.steps.cut(0)
         self.queries.cut(0)
@@ -144,11 +148,13 @@ class Folder:
             write_parquet(self.path / "steps.parquet", self.steps.rows)
             write_parquet(self.path / "queries.parquet", self.queries.rows)
 
-    def finish(self, card: Mapping[str, Any]) -> None:
+    def finish(self, card: Mapping[str, Any], pictures: Sequence[Mapping[str, Any]] = ()) -> None:
         """The run is over: the card is written last, since it says so."""
         self.steps.sync()
         self.queries.sync()
         self.show()
+        with contextlib.suppress(ImportError):
+            write_parquet(self.path / "pictures.parquet", pictures)
         write_json(self.path / "card.json", card)
         self.close()
         for name in ("checkpoint.pt", "steps.jsonl", "queries.jsonl"):

@@ -64,6 +64,7 @@ def sweep(
     jobs: int = 1,
     report: Report | None = None,
     keep: int = 2,
+    again: bool = False,
 ) -> list[dict[str, Any]]:
     """Run experiments that are not finished yet and give all their cards, in order.
 
@@ -77,12 +78,14 @@ def sweep(
         Told about each run when it is over.
     keep
         How many streams a process holds in memory.
+    again
+        Whether finished runs are run once more.
     """
     if not experiments:
         raise errors.BadConfig("the grid holds no run")
     report = report or (lambda experiment, result: None)
     results: dict[str, dict[str, Any] | errors.WiseAttaError] = {}
-    for experiment, result in _each(experiments, places, jobs, keep):
+    for experiment, result in _each(experiments, places, jobs, keep, again):
         results[experiment.digest] = result
         report(experiment, result)
     for result in results.values():
@@ -93,16 +96,16 @@ def sweep(
 
 
 def _each(
-    experiments: Sequence[Experiment], places: Places, jobs: int, keep: int
+    experiments: Sequence[Experiment], places: Places, jobs: int, keep: int, again: bool
 ) -> Iterator[tuple[Experiment, dict[str, Any] | errors.WiseAttaError]]:
     if jobs <= 1:
         shelf = Shelf(keep)
         for experiment in experiments:
-            yield experiment, _one(experiment, places, shelf)
+            yield experiment, _one(experiment, places, shelf, again)
         return
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         futures: dict[Future[dict[str, Any] | errors.WiseAttaError], Experiment] = {
-            pool.submit(_in_worker, experiment, places, keep): experiment for experiment in experiments
+            pool.submit(_in_worker, experiment, places, keep, again): experiment for experiment in experiments
         }
         waiting: Iterable[Future[dict[str, Any] | errors.WiseAttaError]] = futures
         while waiting:
@@ -114,15 +117,17 @@ def _each(
 _shelf: Shelf | None = None
 
 
-def _in_worker(experiment: Experiment, places: Places, keep: int) -> dict[str, Any] | errors.WiseAttaError:
+def _in_worker(experiment: Experiment, places: Places, keep: int, again: bool) -> dict[str, Any] | errors.WiseAttaError:
     global _shelf
     _shelf = _shelf or Shelf(keep)
-    return _one(experiment, places, _shelf)
+    return _one(experiment, places, _shelf, again)
 
 
-def _one(experiment: Experiment, places: Places, shelf: Shelf) -> dict[str, Any] | errors.WiseAttaError:
+def _one(experiment: Experiment, places: Places, shelf: Shelf, again: bool) -> dict[str, Any] | errors.WiseAttaError:
     try:
-        return run(experiment, places.of(experiment), data=places.data, weights=places.weights, shelf=shelf)
+        return run(
+            experiment, places.of(experiment), data=places.data, weights=places.weights, shelf=shelf, again=again
+        )
     except errors.WiseAttaError as error:
         return error
 

@@ -1,0 +1,297 @@
+"""What does it look like at work? Five methods on digits under 15 corruptions, compared seed by seed.
+
+Stream, learning rates and weights were fixed on other seeds beforehand: `wise-atta demo --tune` runs that grid, and
+`docs/results/demo-settings.json` is what it printed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wise_atta import errors
+from wise_atta.bench.experiment import Experiment
+from wise_atta.bench.record import read_parquet
+from wise_atta.bench.sweep import Places, Report, sweep
+
+SEEDS = tuple(range(10))
+TUNING_SEEDS = tuple(range(1000, 1004))
+BASELINE = "tent"
+RATIO = 0.5
+
+# What all runs share. One thread each, so that numbers do not depend on how many cores there are.
+STREAM: Mapping[str, Any] = {"data": "digits+c", "model": "digits", "batch": 16, "device": "cpu", "threads": 1}
+LIMIT = 320
+
+TENT: Mapping[str, Any] = {"lr": 0.1}
+WISE: Mapping[str, Any] = {"lr": 0.1, "lambda_sup": 0.1, "lambda_ent": 1.0, "train_head": "none"}
+
+ROWS: Mapping[str, Mapping[str, Any]] = {
+    "source": {"method": "source"},
+    "bn": {"method": "bn"},
+    "tent": {"method": "tent", "options": TENT},
+    "wise, uniform": {"method": "wise", "policy": "uniform", "ratio": RATIO, "options": WISE},
+    "wise, paced": {"method": "wise", "policy": "paced", "ratio": RATIO, "options": WISE},
+}
+
+# The first pair is the paper's.
+WEIGHTS = ((0.9, 0.1), (0.3, 1.0), (0.1, 1.0), (0.03, 1.0))
+RATES = (0.03, 0.06, 0.1, 0.2)
+HEADS: tuple[Mapping[str, Any], ...] = ({"train_head": "none"}, {"head_lr": 3e-4}, {"head_lr": 1e-3})
+GRID: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "tent": [{"lr": lr} for lr in (*RATES, 0.4)],
+    "wise, uniform": [
+        {"lr": lr, "lambda_sup": sup, "lambda_ent": ent, **head}
+        for lr, (sup, ent), head in itertools.product(RATES, WEIGHTS, HEADS)
+    ],
+}
+
+
+def experiment(row: str, seed: int, *, limit: int = LIMIT, options: Mapping[str, Any] | None = None) -> Experiment:
+    """One run of the demo. The seed decides pictures, their order, their noise and the method's draws.
+
+    Two rows with one seed see the same batches, so their errors can be compared in pairs.
+
+    >>> experiment("tent", 3).spec() == experiment("wise, paced", 3).spec()
+    True
+    """
+    if row not in ROWS:
+        raise errors.unknown("row of the demo", row, ROWS)
+    fields = {**STREAM, **ROWS[row], "seed": seed, "stream": {"seed": seed, "limit": limit}, "tag": row}
+    if options is not None:
+        fields["options"] = options
+    return Experiment.parse(fields)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def paired(ours: Sequence[float], theirs: Sequence[float]) -> Interval | None:
+    """Mean of ours − theirs over seeds with its 95 % interval by Student's t; None with fewer than two pairs.
+
+    >>> paired([1.0, 2.0, 4.0], [2.0, 4.0, 5.0])
+    Interval(mean=-1.333..., low=-2.767..., high=0.100...)
+    """
+    from scipy import stats
+
+    differences = np.subtract(ours, theirs)
+    n = len(differences)
+    if n < 2:
+        return None
+    mean = float(differences.mean())
+    half = float(stats.t.ppf(0.975, n - 1) * differences.std(ddof=1) / math.sqrt(n))
+    return Interval(mean, mean - half, mean + half)
+
+
+def signed(number: float) -> str:
+    """One decimal with its sign.
+
+    >>> signed(-1.25), signed(0.5)
+    ('−1.2', '+0.5')
+    """
+    return f"{number:+.1f}".replace("-", "−")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the table.
+
+    Parameters
+    ----------
+    name
+        Method, and policy where it asks.
+    cards
+        Its runs, by seed.
+    difference
+        Error minus the baseline's, in points; None for the baseline itself and with one seed.
+    never_asked
+        The same over pictures that this method never asked for under any corruption, for it and the baseline alike.
+    """
+
+    name: str
+    cards: tuple[Mapping[str, Any], ...]
+    difference: Interval | None
+    never_asked: Interval | None
+
+    def results(self, name: str) -> list[float]:
+        return [float(card["results"][name]) for card in self.cards]
+
+    @property
+    def error(self) -> float:
+        """Mean over seeds, in per cent."""
+        return float(np.mean(self.results("error")))
+
+    @property
+    def sd(self) -> float | None:
+        return float(np.std(self.results("error"), ddof=1)) if len(self.cards) > 1 else None
+
+    @property
+    def spent(self) -> float:
+        return float(np.mean(self.results("labels_spent")))
+
+    @property
+    def allowed(self) -> int | None:
+        """The same for every seed; None where nothing is asked."""
+        first = self.cards[0]
+        return int(first["results"]["labels_allowed"]) if first["experiment"]["ratio"] is not None else None
+
+    def verdict(self) -> str:
+        """What the interval says, in words."""
+        if self.difference is None:
+            return ""
+        low, high = self.difference.low, self.difference.high
+        span = f"{abs(self.difference.mean):.1f} points (95 % interval {signed(low)} to {signed(high)})"
+        if high < 0:
+            return f"{self.name} makes fewer errors than {BASELINE}: by {span}"
+        if low > 0:
+            return f"{self.name} makes more errors than {BASELINE}: by {span}"
+        return f"{self.name} cannot be told apart from {BASELINE} here: {span}"
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo found, and where its runs lie."""
+
+    seeds: tuple[int, ...]
+    lines: tuple[Line, ...]
+    places: Places
+
+    def line(self, name: str) -> Line:
+        return next(line for line in self.lines if line.name == name)
+
+    def steps(self, name: str) -> list[list[dict[str, Any]]]:
+        """Every run's batches, by seed."""
+        return [read_parquet(_folder(card, self.places) / "steps.parquet") for card in self.line(name).cards]
+
+    def queries(self, name: str) -> list[list[dict[str, Any]]]:
+        """Every run's questions, by seed."""
+        return [read_parquet(_folder(card, self.places) / "queries.parquet") for card in self.line(name).cards]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for scripts."""
+        card = self.lines[0].cards[0]
+        return {
+            "seeds": list(self.seeds),
+            "stream": card["provenance"]["stream"]["spec"] | {"seed": "one a run"},
+            "batches": card["results"]["batches"],
+            "pictures": card["results"]["samples"],
+            "baseline": BASELINE,
+            "interval": "95 %, Student's t over paired differences by seed",
+            "rows": [
+                {
+                    "name": line.name,
+                    "error": line.error,
+                    "error_sd": line.sd,
+                    "labels_spent": line.spent,
+                    "labels_allowed": line.allowed,
+                    "difference": None if line.difference is None else asdict(line.difference),
+                    "difference_never_asked": None if line.never_asked is None else asdict(line.never_asked),
+                    "errors_by_seed": line.results("error"),
+                }
+                for line in self.lines
+            ],
+            "provenance": {
+                "model": card["provenance"]["model"],
+                "versions": card["provenance"]["versions"],
+                "threads": card["provenance"]["threads"],
+            },
+        }
+
+
+def run(
+    out: Path,
+    seeds: Sequence[int] = SEEDS,
+    *,
+    limit: int = LIMIT,
+    jobs: int = 2,
+    report: Report | None = None,
+) -> Demo:
+    """Run every row with every seed, anew, and compare.
+
+    Parameters
+    ----------
+    out
+        Each run gets a folder below `out/runs`, with its card.
+    limit
+        Pictures of each corruption.
+    jobs
+        Worker processes.
+    report
+        Told about each run when it is over.
+    """
+    if not seeds or set(seeds) & set(TUNING_SEEDS):
+        raise errors.BadConfig(f"seeds {list(seeds)}: give at least one, and none that settings were chosen on")
+    places = Places(out / "runs")
+    experiments = [experiment(row, seed, limit=limit) for seed in seeds for row in ROWS]
+    cards = sweep(experiments, places, jobs=jobs, report=report, keep=1, again=True)
+    return compare(cards, seeds, places)
+
+
+def compare(cards: Sequence[Mapping[str, Any]], seeds: Sequence[int], places: Places) -> Demo:
+    """Lines of the table from the cards of all runs."""
+    found = {(card["experiment"]["tag"], card["experiment"]["seed"]): card for card in cards}
+    by_row = {row: tuple(found[row, seed] for seed in seeds) for row in ROWS}
+    lines = []
+    for row, runs in by_row.items():
+        difference = never_asked = None
+        if row != BASELINE:
+            ours, theirs = ([float(card["results"]["error"]) for card in each] for each in (runs, by_row[BASELINE]))
+            difference = paired(ours, theirs)
+            both = [_never_asked(*pair, places) for pair in zip(runs, by_row[BASELINE], strict=True)]
+            never_asked = paired(*zip(*both, strict=True))
+        lines.append(Line(row, runs, difference, never_asked))
+    return Demo(tuple(seeds), tuple(lines), places)
+
+
+def _never_asked(ours: Mapping[str, Any], theirs: Mapping[str, Any], places: Places) -> tuple[float, float]:
+    """The errors of two runs over the pictures that the first never asked for, in per cent."""
+    first, second = (read_parquet(_folder(card, places) / "pictures.parquet") for card in (ours, theirs))
+    kept = {row["picture"] for row in first if not row["asked"]}
+    wrong, seen = (
+        [sum(row[what] for row in rows if row["picture"] in kept) for rows in (first, second)]
+        for what in ("wrong", "seen")
+    )
+    return 100 * wrong[0] / max(1, seen[0]), 100 * wrong[1] / max(1, seen[1])
+
+
+def _folder(card: Mapping[str, Any], places: Places) -> Path:
+    return places.of(Experiment.parse(card["experiment"]))
+
+
+def tune(
+    out: Path, seeds: Sequence[int] = TUNING_SEEDS, *, limit: int = LIMIT, jobs: int = 2, report: Report | None = None
+) -> dict[str, Any]:
+    """Try the grid on seeds that are never scored; every point with its mean error, and the best of each method.
+
+    Both ways of allocating labels take the settings that are best under uniform allocation.
+    """
+    points = [(row, options) for row, all_options in GRID.items() for options in all_options]
+    runs = [experiment(row, seed, limit=limit, options=options) for row, options in points for seed in seeds]
+    # Seed by seed, so that a stream in memory serves the whole grid.
+    runs.sort(key=lambda run: run.seed)
+    cards = sweep(runs, Places(out / "tune"), jobs=jobs, report=report, keep=1)
+    found = {run.digest: card["results"] for run, card in zip(runs, cards, strict=True)}
+    tried: dict[str, list[dict[str, Any]]] = {row: [] for row in GRID}
+    for row, options in points:
+        results = [found[experiment(row, seed, limit=limit, options=options).digest] for seed in seeds]
+        mean = float(np.mean([result["error"] for result in results]))
+        tried[row].append({"options": dict(options), "error": round(mean, 3)})
+    return {
+        "seeds": list(seeds),
+        "stream": {**STREAM, "limit": limit},
+        "ratio": RATIO,
+        "best": {row: min(trials, key=lambda trial: float(trial["error"])) for row, trials in tried.items()},
+        "tried": tried,
+    }

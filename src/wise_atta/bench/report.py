@@ -1,0 +1,388 @@
+"""How is the demo shown? One HTML page that needs nothing but itself, and one small picture."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from wise_atta.bench import demo as demos
+from wise_atta.bench.demo import Demo, Interval, Line, signed
+from wise_atta.bench.experiment import Experiment
+from wise_atta.bench.run import build
+from wise_atta.bench.svg import STYLE, THEME, Axis, Chart, ticks
+
+KINDS = {"source": "source", "bn": "bn", "tent": "tent", "wise, uniform": "uniform", "wise, paced": "paced"}
+ASKING = ("wise, uniform", "wise, paced")
+SHOWN = "wise, paced"
+# Errors of a few and of ninety per cent have to be readable in one picture: heights go with the square root.
+LEVELS = (0, 1, 5, 10, 20, 40, 60, 90)
+TENTHS = 10
+
+PAGE = """
+*{box-sizing:border-box} body{margin:0;background:var(--page);color:var(--ink);
+font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
+main{max-width:1120px;margin:0 auto;padding:32px 20px 56px} h1{font-size:26px;margin:0 0 4px}
+h2{font-size:17px;margin:0 0 2px} p{margin:0 0 10px} .dim{color:var(--dim)} .lead{max-width:78ch;margin-bottom:22px}
+section{background:var(--card);border:1px solid var(--rule);border-radius:12px;padding:18px 20px;margin-top:18px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(230px,1fr));gap:14px} .tiles section{margin:0}
+.big{font-size:27px;font-weight:650;letter-spacing:-.02em} .pair{display:grid;gap:18px;
+grid-template-columns:repeat(auto-fit,minmax(430px,1fr))} .pair section{margin-bottom:0} svg{width:100%;height:auto}
+table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums} th{font-weight:600;color:var(--dim)}
+th,td{padding:7px 10px;text-align:right;border-bottom:1px solid var(--rule);white-space:nowrap}
+th:first-child,td:first-child{text-align:left} tr:last-child td{border-bottom:0} .scroll{overflow-x:auto}
+.key{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:8px;background:var(--colour)}
+.legend{display:flex;flex-wrap:wrap;gap:4px 18px;margin:6px 0 4px} .asked{display:grid;gap:12px 16px;
+grid-template-columns:repeat(auto-fill,minmax(300px,1fr))} .asked h3{font-size:12px;margin:0 0 5px;color:var(--dim);
+font-weight:600} .wall{display:flex;flex-wrap:wrap;gap:6px} figure{margin:0;width:44px}
+figure img{width:44px;height:44px;image-rendering:pixelated;border-radius:5px;display:block}
+figcaption{font-size:11px;text-align:center;
+font-variant-numeric:tabular-nums} .right{color:var(--right)} .wrong{color:var(--wrong)} code{background:var(--soft);
+padding:1px 5px;border-radius:4px;font-size:13px} dl{display:grid;grid-template-columns:max-content 1fr;gap:3px 18px;
+margin:8px 0 0} dt{color:var(--dim)} dd{margin:0;overflow-wrap:anywhere}
+@media (max-width:520px){.pair{grid-template-columns:1fr}}
+"""
+
+
+def html(demo: Demo) -> str:
+    """The whole report as one page, without anything to load."""
+    facts = demo.to_dict()
+    parts = [
+        _head(facts),
+        _tiles(demo, facts),
+        _section("The table", _table(demo), _verdicts(demo)),
+        _section(
+            "Error over the stream",
+            _legend(KINDS) + error_chart(demo).svg("error of every method over the stream"),
+            f"Mean over {_seeds(demo)}, smoothed over five batches of one corruption. Scored before the update on each "
+            "batch. Heights go with the square root of the error.",
+        ),
+        '<div class="pair">',
+        _section(
+            "Labels spent", _legend(ASKING) + spending_chart(demo).svg("labels spent against r·t"), _spending_note(demo)
+        ),
+        _section(
+            "Labels by tenth of the stream",
+            _legend(ASKING) + tenths_chart(demo).svg("labels by tenth of the stream"),
+            "Mean over seeds. Uniform allocation spends alike everywhere, paced allocation where batches score high.",
+        ),
+        "</div>",
+        _section("What was asked", _asked(demo), _asked_note(demo)),
+        _section(
+            "Drift against entropy of what was asked",
+            scatter(demo).svg("drift against entropy of the pictures that were asked for"),
+            f"{SHOWN}, {_seeds(demo)}. Drift is how far the prediction has moved from its own slow average. A picture "
+            "is asked for because it drifts more than the others of its batch, whatever its entropy.",
+        ),
+        _section("What these numbers rest on", _rests_on(demo, facts)),
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1"><meta name="color-scheme" '
+        f'content="light dark"><title>wise-atta demo</title><style>{THEME}{STYLE}{PAGE}</style></head>'
+        f"<body><main>{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def picture(demo: Demo) -> str:
+    """A small picture of the result as one SVG file: error over the stream, and error by method."""
+    over = error_chart(demo, width=620, height=300, names=False)
+    by = _bars(demo, width=360, height=300)
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 316" role="img" '
+        f'aria-label="error over the stream and by method"><style>{THEME}{STYLE}</style>'
+        '<rect width="1000" height="316" rx="12" style="fill:var(--page)"/>'
+        f'<g transform="translate(8 12)">{over.body()}</g><g transform="translate(632 12)">{by.body()}</g></svg>\n'
+    )
+
+
+# ---- words and tables ------------------------------------------------------------------------------------------------
+
+
+def _section(title: str, body: str, note: str = "") -> str:
+    said = f'<p class="dim">{note}</p>' if note else ""
+    return f"<section><h2>{escape(title)}</h2>{said}{body}</section>"
+
+
+def _head(facts: Mapping[str, Any]) -> str:
+    return (
+        "<h1>A classifier adapts while it predicts</h1>"
+        f'<p class="lead dim">A small network trained on clean digits meets {facts["pictures"]:,} pictures under 15 '
+        f"corruptions, {facts['batches']} batches one after the other. It adapts to what it sees, and may ask for at "
+        f"most one label every {1 / demos.RATIO:g} batches.</p>"
+    )
+
+
+def _tiles(demo: Demo, facts: Mapping[str, Any]) -> str:
+    source, wise = demo.line("source"), demo.line(SHOWN)
+    share = 100 * wise.spent / facts["pictures"]
+    tiles = [
+        (f"{source.error:.1f} % → {wise.error:.1f} %", f"error, from the model as trained to {SHOWN}"),
+        (f"{wise.spent:g} of {facts['pictures']:,}", f"pictures were labelled: {share:.1f} %"),
+    ]
+    if wise.difference is not None:
+        span = f"95 % interval {signed(wise.difference.low)} to {signed(wise.difference.high)}"
+        tiles.append(
+            (f"{signed(wise.difference.mean)} points", f"error against {demos.BASELINE}, which asks for none; {span}")
+        )
+    return (
+        '<div class="tiles">'
+        + "".join(
+            f'<section><div class="big">{big}</div><div class="dim">{escape(small)}</div></section>'
+            for big, small in tiles
+        )
+        + "</div>"
+    )
+
+
+def _table(demo: Demo) -> str:
+    head = ["method", "error %", "labels", f"difference to {demos.BASELINE}", "the same on pictures never asked for"]
+    lines = [
+        [
+            _key(line.name) + escape(line.name),
+            error_text(line),
+            labels_text(line),
+            difference_text(line.difference),
+            difference_text(line.never_asked if line.name in ASKING else None),
+        ]
+        for line in demo.lines
+    ]
+    rows = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>" for cells in lines)
+    return f'<div class="scroll"><table><tr>{"".join(f"<th>{escape(h)}</th>" for h in head)}</tr>{rows}</table></div>'
+
+
+def error_text(line: Line) -> str:
+    return f"{line.error:.1f}" + ("" if line.sd is None else f" ± {line.sd:.1f}")
+
+
+def labels_text(line: Line) -> str:
+    return "none" if line.allowed is None else f"{line.spent:g} of {line.allowed}"
+
+
+def difference_text(found: Interval | None) -> str:
+    return "" if found is None else f"{signed(found.mean)} [{signed(found.low)}, {signed(found.high)}]"
+
+
+def _verdicts(demo: Demo) -> str:
+    said = [line.verdict() for line in demo.lines if line.name in ASKING and line.difference is not None]
+    means = (
+        "Error: mean ± deviation over seeds. Difference: paired by seed, in points, 95 % interval by Student's t. "
+        "A picture comes under every corruption, so labels could help by being remembered: the last column leaves out, "
+        f"for the method and for {demos.BASELINE}, every picture that the method ever asked for."
+    )
+    return ". ".join(escape(text[0].upper() + text[1:]) for text in said) + (". " if said else "") + means
+
+
+def _legend(names: Mapping[str, str] | Sequence[str]) -> str:
+    return '<div class="legend">' + "".join(f"<span>{_key(name)}{escape(name)}</span>" for name in names) + "</div>"
+
+
+def _key(name: str) -> str:
+    return f'<span class="key" style="--colour:var(--{KINDS[name]})"></span>'
+
+
+def _seeds(demo: Demo) -> str:
+    return f"{len(demo.seeds)} seeds" if len(demo.seeds) > 1 else "one seed"
+
+
+def _spending_note(demo: Demo) -> str:
+    return (
+        f"At most ⌊{demos.RATIO:g}·t⌋ labels after batch t, at every t. Above: what was spent. Below: labels in hand, "
+        "which paced allocation saves for better batches; the area spans all seeds."
+    )
+
+
+def _rests_on(demo: Demo, facts: Mapping[str, Any]) -> str:
+    model, versions = facts["provenance"]["model"], facts["provenance"]["versions"]
+    said = {
+        "made by": f"<code>wise-atta demo --seeds {len(demo.seeds)}</code>; every run's card is in <code>runs</code>",
+        "settings": f"tent {escape(str(dict(demos.TENT)))}; wise {escape(str(dict(demos.WISE)))}. Chosen by "
+        f"<code>wise-atta demo --tune</code> on seeds {', '.join(map(str, demos.TUNING_SEEDS))}, which are not scored",
+        "stream": f"{facts['batches']} batches of {facts['stream']['batch']}, severity {facts['stream']['severity']}; "
+        "the seed decides pictures, order, noise and the method's draws",
+        "network": f"{model['architecture']}, trained on the other half; weights {model['weights_hash'][:16]}",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+    return "<dl>" + "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in said.items()) + "</dl>"
+
+
+# ---- charts ----------------------------------------------------------------------------------------------------------
+
+
+def error_chart(demo: Demo, width: float = 1060, height: float = 400, names: bool = True) -> Chart:
+    """Error of every row over the stream; with `names` the corruptions stand below it."""
+    first = demo.steps(demo.lines[0].name)[0]
+    bottom = height - (86 if names else 34)
+    axis = Axis(0, LEVELS[-1] + 5, bottom, 14 if names else 30, "root")
+    chart = Chart(width, height, Axis(0, len(first), 46, width - 8), axis)
+    chart.ticks_y(LEVELS, " %")
+    for start, end, domain in _domains(first):
+        chart.stroke((start, 0), (start, axis.high), "grid")
+        if names:
+            middle = chart.x((start + end) / 2)
+            chart.text(middle + 4, bottom + 14, domain.replace("_", " "), "tick", "end", turn=-38)
+    for line in demo.lines:
+        runs = demo.steps(line.name)
+        errors = 100 * np.mean([[row["error"] for row in run] for run in runs], axis=0)
+        smooth = np.concatenate([_smooth(errors[start:end]) for start, end, _ in _domains(first)])
+        chart.line(np.arange(len(first)) + 0.5, smooth, KINDS[line.name])
+    if not names:
+        chart.text(46, 18, "error over the stream, 15 corruptions one after the other", "head")
+        chart.text((46 + width - 8) / 2, bottom + 22, f"batch 1 to {len(first)}", "tick", "middle")
+    return chart
+
+
+def spending_chart(demo: Demo) -> Chart:
+    """Labels spent against r·t, and below it the labels in hand."""
+    batches = len(demo.steps(SHOWN)[0])
+    along = range(1, batches + 1)
+    allowed = demos.RATIO * np.arange(1, batches + 1)
+    spent = {name: np.array([[row["spent"] for row in run] for run in demo.steps(name)]) for name in ASKING}
+    chart = Chart(520, 386, Axis(0, batches, 46, 510), Axis(0, max(1.0, allowed[-1]), 216, 28))
+    chart.ticks_y(ticks(allowed[-1]))
+    chart.line([0, batches], [0, allowed[-1]], "dim dashed")
+    for name in ASKING:
+        chart.line(along, spent[name].mean(axis=0), KINDS[name])
+    chart.text(chart.x(batches * 0.62), chart.y(allowed[-1] * 0.72), "r·t", "dim", "end")
+    saved = {name: np.floor(allowed) - spent[name] for name in ASKING}
+    most = max(1.0, float(saved[SHOWN].max()))
+    hand = Chart(520, 386, chart.x, Axis(0, most, 350, 254), chart.parts)
+    hand.ticks_y(ticks(most, 3))
+    hand.ticks_x(ticks(batches))
+    hand.area(along, saved[SHOWN].min(axis=0), saved[SHOWN].max(axis=0), KINDS[SHOWN])
+    for name in ASKING:
+        hand.line(along, saved[name].mean(axis=0), KINDS[name])
+    hand.text(46, 16, "spent", "head")
+    hand.text(46, 246, "in hand", "head")
+    hand.text(510, 380, "batch", "tick", "end")
+    return hand
+
+
+def tenths_chart(demo: Demo) -> Chart:
+    """Labels by tenth of the stream, side by side for both ways of allocating them."""
+    asked = {name: np.mean([_tenths(run) for run in demo.steps(name)], axis=0) for name in ASKING}
+    high = max(1.0, *(float(counts.max()) for counts in asked.values()))
+    chart = Chart(520, 350, Axis(0, TENTHS, 46, 510), Axis(0, high * 1.08, 306, 20))
+    chart.ticks_y(ticks(high))
+    for place, name in enumerate(ASKING):
+        for tenth, count in enumerate(asked[name]):
+            left = tenth + 0.12 + 0.38 * place
+            chart.bar((left, 0), (left + 0.36, count), KINDS[name], f"{name}, tenth {tenth + 1}: {count:.1f} labels")
+    for tenth in range(TENTHS):
+        chart.text(chart.x(tenth + 0.5), 322, str(tenth + 1), "tick", "middle")
+    chart.text(510, 342, "tenth of the stream", "tick", "end")
+    return chart
+
+
+def scatter(demo: Demo) -> Chart:
+    """Drift and entropy of every picture that was asked for, right and wrong predictions apart."""
+    asked = [row for run in demo.queries(SHOWN) for row in run if row["drift"] is not None]
+    high = max((row["drift"] for row in asked), default=1.0)
+    chart = Chart(1060, 380, Axis(0, float(np.log(10)), 46, 1050), Axis(0, max(high, 1e-3) * 1.05, 330, 34))
+    chart.ticks_y(ticks(chart.y.high))
+    chart.ticks_x(ticks(chart.x.high))
+    for row in asked:
+        kind = "right" if row["predicted"] == row["truth"] else "wrong"
+        chart.dot(row["entropy"], row["drift"], kind, f"{row['domain']}: {row['predicted']}, was {row['truth']}")
+    wrong = sum(row["predicted"] != row["truth"] for row in asked)
+    chart.text(46, 18, "drift", "head")
+    chart.text(1050, 372, "entropy of the prediction (nats)", "tick", "end")
+    chart.text(1050, 18, f"{wrong} predicted wrong", "wrong", "end")
+    chart.text(900, 18, f"{len(asked) - wrong} predicted right", "right", "end")
+    return chart
+
+
+def _bars(demo: Demo, width: float, height: float) -> Chart:
+    """Error by row with its deviation."""
+    high = max(line.error + (line.sd or 0) for line in demo.lines)
+    chart = Chart(width, height, Axis(0, high, 96, width - 70), Axis(0, len(demo.lines), 34, height - 20))
+    chart.text(8, 18, f"error, {_seeds(demo)}", "head")
+    for place, line in enumerate(demo.lines):
+        middle = place + 0.5
+        chart.bar((0, place + 0.2), (line.error, place + 0.8), KINDS[line.name], f"{line.name}: {error_text(line)} %")
+        if line.sd is not None:
+            chart.stroke((line.error - line.sd, middle), (line.error + line.sd, middle), "whisker")
+        chart.text(88, chart.y(middle) + 4, line.name, "", "end")
+        end = chart.x(line.error + (line.sd or 0)) + 7
+        asked = "" if line.allowed is None else f" · {line.spent:g} labels"
+        chart.text(end, chart.y(middle) + 4, f"{error_text(line)} %{asked}", KINDS[line.name])
+    return chart
+
+
+def _domains(steps: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, str]]:
+    """Where each corruption begins and ends."""
+    begins = [t for t, row in enumerate(steps) if t == 0 or row["domain"] != steps[t - 1]["domain"]]
+    return [
+        (start, end, str(steps[start]["domain"])) for start, end in zip(begins, [*begins[1:], len(steps)], strict=True)
+    ]
+
+
+def _smooth(values: NDArray[np.float64], reach: int = 2) -> NDArray[np.float64]:
+    """Each value as the mean of itself and up to `reach` neighbours on either side."""
+    return np.array([values[max(0, t - reach) : t + reach + 1].mean() for t in range(len(values))])
+
+
+def _tenths(steps: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
+    counts = np.zeros(TENTHS)
+    for t, row in enumerate(steps):
+        counts[t * TENTHS // len(steps)] += row["asked"]
+    return counts
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+
+
+def _asked_note(demo: Demo) -> str:
+    return (
+        f"Every picture that {SHOWN} asked for with seed {demo.seeds[0]}, as the network saw it: its prediction, and "
+        "the answer where that was another."
+    )
+
+
+def _asked(demo: Demo) -> str:
+    queries = demo.queries(SHOWN)[0]
+    seen = _pixels(demo.line(SHOWN).cards[0], {row["sample"] for row in queries})
+    groups: dict[str, list[str]] = {}
+    for row in queries:
+        groups.setdefault(row["domain"], []).append(_tile(row, seen[row["sample"]]))
+    return (
+        '<div class="asked">'
+        + "".join(
+            f'<div><h3>{escape(domain.replace("_", " "))}</h3><div class="wall">{"".join(tiles)}</div></div>'
+            for domain, tiles in groups.items()
+        )
+        + "</div>"
+    )
+
+
+def _tile(row: Mapping[str, Any], pixels: torch.Tensor) -> str:
+    right = row["predicted"] == row["truth"]
+    said = f"✓ {row['truth']}" if right else f"{row['predicted']} → {row['truth']}"
+    title = f"batch {row['batch']}: predicted {row['predicted']}, answer {row['truth']}, entropy {row['entropy']:.2f}"
+    return (
+        f'<figure title="{title}"><img alt="a {row["truth"]}" src="{_png(pixels)}">'
+        f'<figcaption class="{"right" if right else "wrong"}">{said}</figcaption></figure>'
+    )
+
+
+def _pixels(card: Mapping[str, Any], samples: set[str]) -> dict[str, torch.Tensor]:
+    """The pictures of some samples of a run's stream."""
+    found: dict[str, torch.Tensor] = {}
+    for batch in build(Experiment.parse(card["experiment"])).stream:
+        assert isinstance(batch.inputs, torch.Tensor) and batch.ids is not None
+        found |= {name: batch.inputs[row] for row, name in enumerate(batch.ids) if name in samples}
+    return found
+
+
+def _png(pixels: torch.Tensor) -> str:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray((pixels[0] * 255).round().to(torch.uint8).numpy()).save(file, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
