@@ -39,6 +39,14 @@ def test_draws_are_seeded_without_repetition_and_differ_from_step_to_step() -> N
     assert sorted(kept.label for kept in buffer.sample(99, 0)) == list(range(6))
 
 
+def test_draws_with_replacement_make_up_any_number() -> None:
+    buffer = Replay(None, repeat=True, seed=1)
+    assert buffer.sample(5, 0) == []
+    buffer.add(torch.zeros(3, 2), range(3), [(1, row) for row in range(3)])
+    drawn = [kept.label for kept in buffer.sample(40, 0)]
+    assert len(drawn) == 40 and set(drawn) == {0, 1, 2}
+
+
 def test_its_state_survives_a_file() -> None:
     one, other = filled(), Replay(4)
     other.load_state_dict(saved(one.state_dict()))

@@ -55,11 +55,11 @@ class Anchored(Update):
     lr, momentum
         Of SGD, begun anew with every batch.
     steps, batch
-        Steps a batch of the stream, and how many samples of either buffer each takes.
+        Steps a batch of the stream, and how many samples of either buffer each takes, with replacement.
     e_l, most
         Samples with H < e_l (nats) under the source model become pseudo anchors, the surest `most` of a batch.
     size
-        How many pseudo anchors are kept, the oldest leaving first; None keeps all.
+        How many anchors of either kind are kept, the oldest leaving first; None keeps all.
     draw, seed
         Which samples a step takes, see `Replay`.
     """
@@ -83,8 +83,8 @@ class Anchored(Update):
     ) -> None:
         if min(steps, batch, most) < 1:
             raise errors.BadConfig(f"steps, batch and most must be at least 1, not {steps}, {batch} and {most}")
-        self.queried = Anchors(size, name="queried", draw=draw, seed=seed) if queried is None else queried
-        self.pseudo = Replay(size, name="pseudo", draw=draw, seed=seed)
+        self.queried = Anchors(size, name="queried", repeat=True, draw=draw, seed=seed) if queried is None else queried
+        self.pseudo = Replay(size, name="pseudo", repeat=True, draw=draw, seed=seed)
         self.adapts = {"adapted": adapt}
         self.lr = lr
         self.momentum = momentum

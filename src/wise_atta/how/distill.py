@@ -99,8 +99,8 @@ class Distillation(Update):
     """Learn from a teacher of one's own, in batches of questions that have queued up, and from replayed ones (CEMA).
 
     With every full queue the teacher takes a step on it; then the student takes one on queue and replayed samples, with
-    the logits that the teacher now has for all of them. A batch that fills no queue takes a step on replayed samples
-    alone. The loss is the mean of
+    the logits that the teacher now has for all of them. A batch of which nothing was sent takes a step on replayed
+    samples alone. The loss is the mean of
 
         entropy·exp(E₀ − H)·H + exp(E₀ − H′)·(kl·KL(p′‖p) + ce·(−log p_y)),  y = arg max p′
 
@@ -123,7 +123,7 @@ class Distillation(Update):
     queue
         How many questions the teacher takes at a time.
     replayed, alone
-        How many past samples come beside a queue, and how many where there is none.
+        How many past samples come beside a queue, and how many where a batch sends nothing.
     ready
         Nothing is replayed before so many are stored.
     size, draw, seed
@@ -175,6 +175,9 @@ class Distillation(Update):
         self.replay = Replay(size, draw=draw, seed=seed)
         self._steps = 0
         self._losses: dict[str, Tensor] = {}
+        # Which batch the last question came from, and whether that is the batch at hand.
+        self._asked = 0
+        self._sends = False
 
     def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
         self.tutor.start(model)
@@ -186,6 +189,8 @@ class Distillation(Update):
     def consult(self, forward: Forward, questions: Sequence[Query]) -> dict[str, int]:
         # The statistics that samples are distilled with know of this batch.
         self.model.commit(forward)
+        latest = max((query.batch for query in questions), default=0)
+        self._asked, self._sends = max(latest, self._asked), latest > self._asked
         answers: dict[str, int] = {}
         for begin in range(0, len(questions) - self.queue + 1, self.queue):
             sent = questions[begin : begin + self.queue]
@@ -197,11 +202,12 @@ class Distillation(Update):
         return answers
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        if not self._losses:
+        if not self._sends:
             past = self._past(self.alone)
             if len(past) < 2:
                 return skipped()
             self._distil(past)
+        # Empty where samples were sent that wait for the queue to fill.
         losses, self._losses = self._losses, {}
         return losses
 
@@ -249,12 +255,14 @@ class Distillation(Update):
             "tutor": self.tutor.state_dict(),
             "replay": self.replay.state_dict(),
             "steps": self._steps,
+            "asked": self._asked,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.tutor.load_state_dict(state["tutor"])
         self.replay.load_state_dict(state["replay"])
         self._steps = state["steps"]
+        self._asked = state["asked"]
         super().load_state_dict(state)
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from wise_atta import errors, rng
 from wise_atta.stream import Inputs, tree_map
 
-# (stored, wanted, counter) → places in the buffer, none twice.
+# (stored, wanted, counter) → places in the buffer.
 Draw: TypeAlias = Callable[[int, int, int], Sequence[int]]
 
 
@@ -35,8 +35,10 @@ class Replay:
         How many are kept at most; None keeps all.
     name, seed
         A draw depends on the seed, the buffer's name and the counter given with it.
+    repeat
+        Draw with replacement, so that a few stored samples make up any number.
     draw
-        What chooses the samples, instead of a draw without replacement.
+        What chooses the samples instead.
 
     Examples
     --------
@@ -49,12 +51,19 @@ class Replay:
     """
 
     def __init__(
-        self, size: int | None = 300, *, name: str = "replay", draw: Draw | None = None, seed: int = 0
+        self,
+        size: int | None = 300,
+        *,
+        name: str = "replay",
+        repeat: bool = False,
+        draw: Draw | None = None,
+        seed: int = 0,
     ) -> None:
         if size is not None and size < 1:
             raise errors.BadConfig(f"a buffer of size {size} keeps nothing: give at least 1, or None to keep all")
         self.size = size
         self.name = name
+        self.repeat = repeat
         self.draw = draw
         self.seed = seed
         self.kept: list[Kept] = []
@@ -84,14 +93,16 @@ class Replay:
             del self.kept[: -self.size]
 
     def sample(self, count: int, counter: int) -> list[Kept]:
-        """Any `count` of them, or all if there are fewer."""
-        count = min(count, len(self))
-        draw = self._permute if self.draw is None else self.draw
-        return [self.kept[place] for place in draw(len(self), count, counter)]
+        """Any `count` of them, or without replacement all if there are fewer."""
+        if not self.kept:
+            return []
+        draw = self._random if self.draw is None else self.draw
+        return [self.kept[place] for place in draw(len(self), count if self.repeat else min(count, len(self)), counter)]
 
-    def _permute(self, stored: int, count: int, counter: int) -> list[int]:
-        order: list[int] = rng.numpy(self.seed, self.name, counter).permutation(stored)[:count].tolist()
-        return order
+    def _random(self, stored: int, count: int, counter: int) -> list[int]:
+        generator = rng.numpy(self.seed, self.name, counter)
+        places = generator.integers(stored, size=count) if self.repeat else generator.permutation(stored)[:count]
+        return [int(place) for place in places]
 
     def reset(self) -> None:
         self.kept = []

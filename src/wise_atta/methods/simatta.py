@@ -55,7 +55,7 @@ def simatta(
         Entropies, steps and learning rate are those published for TinyImageNet-C, the nearest there is; three labels
         and a buffer of 300 are those of WISE-ATTA's tables.
     """
-    queried = Anchors(size, name="queried", draw=draw, seed=seed)
+    queried = Anchors(size, name="queried", repeat=True, draw=draw, seed=seed)
     if selector == "clusters":
         selector = what.Clusters(queried, e_h=e_h, start=start, seed=seed)
     return Method(

@@ -51,7 +51,7 @@ def wise(
     entropy: Literal["filtered", "all"] = "filtered",
     norm: Spec = "norm",
     supervise_norm: bool = True,
-    train_head: Head = "full",
+    train_head: Head | None = None,
     block: Spec | None = None,
     only_selected: bool = False,
     momentum: float = 0.9,
@@ -75,8 +75,11 @@ def wise(
         ``"authors"``: the published code's policy, selector, losses and restarts; needs `length`, the number of batches
         between restarts. ``"paper/imagenet-c"`` and so on are both, ``"authors/imagenet-c"`` and so on have the two
         rates of the published code for a ResNet-50, on ImageNet-C with all of `layer1` and without `layer4`.
-    lr, head_lr, lambda_sup, lambda_ent, lambda_head, supervise_norm, train_head, block, only_selected
+    lr, head_lr, lambda_sup, lambda_ent, lambda_head, supervise_norm, block, only_selected
         See `TwoStep`.
+    train_head
+        Which part of the head learns: ``"full"``, ``"bias"`` or ``"none"``. All of it unless given, under the published
+        rule its bias.
     objective
         What an unlabelled sample teaches: its ``"entropy"``, or the weighted likelihood ratio and consistency of
         ``"roid"``, the strongest unlabelled loss here.
@@ -86,35 +89,40 @@ def wise(
         Which tensors the first step moves.
     rule, published
         The update alone, whatever the preset: the ``"paper"``'s `TwoStep` or the ``"published"`` code's
-        `PublishedTwoStep`, with other weights of that one (`unlabelled`, `ent`, `sup`).
+        `PublishedTwoStep`, with other weights of that one (`unlabelled`, `ent`, `sup`) in place of the λ.
     """
     kind = None if preset in PAPER or preset is None else preset.partition("/")[0]
     authors = kind == "authors"
     if isinstance(selector, str):
         first = {"first": 4, "balance": True} if authors and selector == "drift" else {}
         selector = what.selector(selector, seed=seed, **first)
+    if entropy not in ("filtered", "all"):
+        raise errors.unknown("entropy", entropy, ("filtered", "all"))
+    if objective == "entropy":
+        objective = Entropy(below=0.4 if entropy == "filtered" else None)
+    elif objective == "roid":
+        objective = LikelihoodRatio(seed=seed)
+    elif isinstance(objective, str):
+        raise errors.unknown("objective", objective, ("entropy", "roid"))
     update: Update
     if rule not in (None, "paper", "published"):
         raise errors.unknown("rule", rule, ("paper", "published"))
     if rule == "published" or (authors and rule is None):
+        if block is not None:
+            raise errors.BadConfig("the published rule trains the head, not a block: give rule='paper', or no block")
         update = PublishedTwoStep(
             lr=lr,
             second_lr=lr if head_lr is None else head_lr,
+            objective=objective,
             norm=norm,
+            supervise_norm=supervise_norm,
+            train_head="bias" if train_head is None else train_head,
             only_selected=only_selected,
             momentum=momentum,
             nesterov=nesterov,
             **(published or {}),
         )
     else:
-        if entropy not in ("filtered", "all"):
-            raise errors.unknown("entropy", entropy, ("filtered", "all"))
-        if objective == "entropy":
-            objective = Entropy(below=0.4 if entropy == "filtered" else None)
-        elif objective == "roid":
-            objective = LikelihoodRatio(seed=seed)
-        elif isinstance(objective, str):
-            raise errors.unknown("objective", objective, ("entropy", "roid"))
         update = TwoStep(
             lr=lr,
             head_lr=head_lr,
@@ -124,7 +132,7 @@ def wise(
             objective=objective,
             norm=norm,
             supervise_norm=supervise_norm,
-            train_head=train_head,
+            train_head="full" if train_head is None else train_head,
             block=block,
             only_selected=only_selected,
             momentum=momentum,

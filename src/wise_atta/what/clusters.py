@@ -36,8 +36,9 @@ class Clusters(Selector):
 
     Candidates are samples with H ≥ e_h. With m old anchors and k labels to ask for there are m + k clusters, so that at
     least k hold no old anchor. Of these the largest come first, and each is stood for by the candidate closest to its
-    centre. A candidate weighs 1; an anchor weighs as much as the number of samples of its cluster when it was picked,
-    and gains (samples in its cluster)/(old anchors in its cluster) whenever clusters are formed again.
+    centre, at equal distance the first in the batch. A candidate weighs 1; an anchor weighs as much as the number of
+    samples of its cluster when it was picked, and gains (samples in its cluster, anchors included)/(old anchors in its
+    cluster) whenever clusters are formed again, as in the published code.
 
     Parameters
     ----------
@@ -89,13 +90,14 @@ class Clusters(Selector):
         sizes = np.bincount(cluster, minlength=len(centres))
         holds = np.bincount(cluster[: len(old)], minlength=len(centres))
         free = np.flatnonzero(holds == 0)
-        distance = _squared_distances(centres, fresh)
         for place, own in zip(places, cluster, strict=False):
             self._weights[place] = self._weights.get(place, 1.0) + float(sizes[own] / holds[own])
         picked: list[int] = []
         for centre in free[np.argsort(-sizes[free], kind="stable")][:k]:
-            best = int(np.argmin(distance[centre]))
-            distance[:, best] = np.inf
+            distance = np.linalg.norm(fresh - centres[centre], axis=1)
+            distance[[rows.index(row) for row in picked]] = np.inf
+            # Two samples are always equally far from their mean: what rounding makes of that must not decide.
+            best = int(np.argmax(distance <= distance.min() * (1 + 1e-9)))
             picked.append(rows[best])
             self._weights[view.number, rows[best]] = float(max(sizes[centre], 1))
         for place in list(self._weights)[:-_REMEMBER]:
