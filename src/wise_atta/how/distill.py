@@ -175,9 +175,7 @@ class Distillation(Update):
         self.replay = Replay(size, draw=draw, seed=seed)
         self._steps = 0
         self._losses: dict[str, Tensor] = {}
-        # Which batch the last question came from, and whether that is the batch at hand.
-        self._asked = 0
-        self._sends = False
+        self._sent = 0
 
     def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
         self.tutor.start(model)
@@ -186,23 +184,22 @@ class Distillation(Update):
     def make_optimizer(self, model: Classifier) -> Optimizer:
         return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=False)
 
-    def consult(self, forward: Forward, questions: Sequence[Query]) -> dict[str, int]:
+    def consult(self, forward: Forward, questions: Sequence[Query], sent: int) -> dict[str, int]:
         # The statistics that samples are distilled with know of this batch.
         self.model.commit(forward)
-        latest = max((query.batch for query in questions), default=0)
-        self._asked, self._sends = max(latest, self._asked), latest > self._asked
+        self._sent = sent
         answers: dict[str, int] = {}
         for begin in range(0, len(questions) - self.queue + 1, self.queue):
-            sent = questions[begin : begin + self.queue]
-            inputs = stack([query.input for query in sent], self.model.device)
+            full = questions[begin : begin + self.queue]
+            inputs = stack([query.input for query in full], self.model.device)
             self.tutor.adapt(inputs)
-            classes = self._distil([query.input for query in sent] + self._past(self.replayed))[: self.queue]
-            self.replay.add(inputs, classes, [(query.batch, query.index) for query in sent])
-            answers |= {query.id: label for query, label in zip(sent, classes, strict=True)}
+            classes = self._distil([query.input for query in full] + self._past(self.replayed))[: self.queue]
+            self.replay.add(inputs, classes, [(query.batch, query.index) for query in full])
+            answers |= {query.id: label for query, label in zip(full, classes, strict=True)}
         return answers
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        if not self._sends:
+        if not self._sent:
             past = self._past(self.alone)
             if len(past) < 2:
                 return skipped()
@@ -240,7 +237,7 @@ class Distillation(Update):
         super().reset()
         self.tutor.reset()
         self.replay.reset()
-        self._steps = 0
+        self._steps = self._asked = 0
 
     def snapshot(self) -> dict[str, Tensor]:
         return super().snapshot() | {"teacher": self.tutor.model.live.flat}
@@ -255,14 +252,12 @@ class Distillation(Update):
             "tutor": self.tutor.state_dict(),
             "replay": self.replay.state_dict(),
             "steps": self._steps,
-            "asked": self._asked,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.tutor.load_state_dict(state["tutor"])
         self.replay.load_state_dict(state["replay"])
         self._steps = state["steps"]
-        self._asked = state["asked"]
         super().load_state_dict(state)
 
     def __repr__(self) -> str:
