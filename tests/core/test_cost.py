@@ -140,11 +140,11 @@ def test_learning_an_older_prediction_repeats_its_forward_and_counts_it() -> Non
     assert step.work == Work(forwards=2, gradient_forwards=2, backwards=1)
 
 
-def test_supervising_a_block_costs_a_second_backward_of_the_same_forward() -> None:
+def test_supervising_a_block_costs_a_second_forward_and_backward_on_a_selected_batch() -> None:
     adapter = wise(ratio=1.0, block="block")
     kernels, work = play(adapter, 1)
-    assert kernels.forwards() == {GRAD: 1, PLAIN: 1}
-    assert work == Work(forwards=2, gradient_forwards=1, backwards=2)
+    assert kernels.forwards() == {GRAD: 2, PLAIN: 1}
+    assert work == Work(forwards=3, gradient_forwards=2, backwards=2)
 
 
 def test_the_published_update_costs_a_second_forward_on_a_selected_batch() -> None:
