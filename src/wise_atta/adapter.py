@@ -355,7 +355,7 @@ class Adapter:
                 forward = forward if tripped is None else None
             if forward is None or (self.update.needs_graph and not forward.logits.requires_grad):
                 forward = self.classifier.forward(out._inputs, grad=self.update.needs_graph)
-            taught = self.update.consult(forward, self.open) if self._taught else {}
+            taught = self.update.consult(forward, self.open, len(out.sent)) if self._taught else {}
             answers = {**answers, **taught}
             losses = self.update.learn(forward, self._labels(out, forward, todo))
         if forward is not None and not self._frozen:

@@ -63,8 +63,11 @@ class Update:
         """Learn from one batch and its labels. Gives the losses, for the record; `skipped()` if there was no step."""
         raise NotImplementedError
 
-    def consult(self, forward: Forward, questions: Sequence[Query]) -> dict[str, int]:
-        """Let the rule's own teacher answer open questions when it is time, and learn from it: id → class."""
+    def consult(self, forward: Forward, questions: Sequence[Query], sent: int) -> dict[str, int]:
+        """Let the rule's own teacher answer open questions when it is time, and learn from it: id → class.
+
+        `sent` says how many of them are of this batch.
+        """
         return {}
 
     def snapshot(self) -> dict[str, Tensor]:
