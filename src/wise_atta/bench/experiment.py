@@ -116,6 +116,9 @@ class Experiment(pydantic.BaseModel):
             return cls.model_validate(content)
         except pydantic.ValidationError as error:
             first = error.errors()[0]
+            ours = first.get("ctx", {}).get("error")
+            if isinstance(ours, errors.WiseAttaError):
+                raise ours from None
             where = ".".join(str(part) for part in first["loc"])
             raise errors.BadConfig(f"experiment field {where!r}: {first['msg']}, got {first['input']!r}") from error
 

@@ -10,6 +10,8 @@ from wise_atta.bench.sweep import Places, Report, sweep
 from wise_atta.bench.table import markdown
 
 BATCHES = (1, 8, 64)
+# The clean pictures of a setting: those of the domain that the model was trained on.
+CLEAN = {"pacs": "tree:pacs-photo.zip"}
 # Classes come one after the other: a concentration near 0 puts each class into one clump.
 SORTED = {"order": "correlated", "concentration": 1e-4}
 STREAMS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -171,8 +171,12 @@ def claimed(path: Path) -> Iterator[None]:
     """Hold a run's folder, so that two processes never write to it at once."""
     import fcntl
 
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / ".lock").open("w") as file:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        file = (path / ".lock").open("w")
+    except OSError as error:
+        raise errors.DataError(f"results folder {path} is not writable: {error}") from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -201,7 +201,8 @@ def _spending_note(demo: Demo) -> str:
 def _rests_on(demo: Demo, facts: Mapping[str, Any]) -> str:
     model, versions = facts["provenance"]["model"], facts["provenance"]["versions"]
     said = {
-        "made by": f"<code>wise-atta demo --seeds {len(demo.seeds)}</code>; every run's card is in <code>runs</code>",
+        "made by": f"<code>wise-atta demo --seeds {len(demo.seeds)} --limit {facts['stream']['limit']}</code>; "
+        "every run's card is in <code>runs</code>",
         "settings": f"tent {escape(str(dict(demos.TENT)))}; wise {escape(str(dict(demos.WISE)))}. Chosen by "
         f"<code>wise-atta demo --tune</code> on seeds {', '.join(map(str, demos.TUNING_SEEDS))}, which are not scored",
         "stream": f"{facts['batches']} batches of {facts['stream']['batch']}, severity {facts['stream']['severity']}; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -138,16 +138,20 @@ def compare(
     protocols: Sequence[str] = ("ctta",),
     seeds: Sequence[int] = (0,),
     report: Report | None = None,
+    fresh: bool = False,
     **fields: Any,
 ) -> list[dict[str, Any]]:
-    """Run methods under the same protocols and seeds, with tuned options; methods without chance once."""
+    """Run methods under the same protocols and seeds, with tuned options; methods without chance once.
+
+    `fresh` gives each run a process of its own: on a CPU its peak memory can be told apart in no other way.
+    """
     runs = [
         experiment(setting, name, options=tuned.get(name, {}), protocol=protocol, seed=seed, **fields)
         for protocol in protocols
         for name in names
         for seed in (seeds[:1] if name in WITHOUT_CHANCE else seeds)
     ]
-    return sweep(runs, places, report=report)
+    return sweep(runs, places, report=report, fresh=fresh)
 
 
 def costs(card: Mapping[str, Any]) -> list[str]:
@@ -225,8 +229,8 @@ def setting(name: str) -> Setting:
     return SETTINGS[name]
 
 
-def write_report(folder: Path, cards: Sequence[Mapping[str, Any]], text: Callable[[], str]) -> None:
-    """One JSON file with all cards beside the page that shows them."""
+def write_report(folder: Path, cards: Sequence[Mapping[str, Any]], text: str) -> None:
+    """One JSON file with all cards beside the tables."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "cards.json").write_text(json.dumps(list(cards), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    (folder / "table.md").write_text(text(), encoding="utf-8")
+    (folder / "table.md").write_text(text, encoding="utf-8")

@@ -65,6 +65,7 @@ def sweep(
     report: Report | None = None,
     keep: int = 2,
     again: bool = False,
+    fresh: bool = False,
 ) -> list[dict[str, Any]]:
     """Run experiments that are not finished yet and give all their cards, in order.
 
@@ -80,12 +81,14 @@ def sweep(
         How many streams a process holds in memory.
     again
         Whether finished runs are run once more.
+    fresh
+        Whether each run gets a process of its own that ends with it.
     """
     if not experiments:
         raise errors.BadConfig("the grid holds no run")
     report = report or (lambda experiment, result: None)
     results: dict[str, dict[str, Any] | errors.WiseAttaError] = {}
-    for experiment, result in _each(experiments, places, jobs, keep, again):
+    for experiment, result in _each(experiments, places, jobs, keep, again, fresh):
         results[experiment.digest] = result
         report(experiment, result)
     for result in results.values():
@@ -96,14 +99,15 @@ def sweep(
 
 
 def _each(
-    experiments: Sequence[Experiment], places: Places, jobs: int, keep: int, again: bool
+    experiments: Sequence[Experiment], places: Places, jobs: int, keep: int, again: bool, fresh: bool
 ) -> Iterator[tuple[Experiment, dict[str, Any] | errors.WiseAttaError]]:
-    if jobs <= 1:
+    if jobs <= 1 and not fresh:
         shelf = Shelf(keep)
         for experiment in experiments:
             yield experiment, _one(experiment, places, shelf, again)
         return
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=1 if fresh else None) as pool:
         futures: dict[Future[dict[str, Any] | errors.WiseAttaError], Experiment] = {
             pool.submit(_in_worker, experiment, places, keep, again): experiment for experiment in experiments
         }

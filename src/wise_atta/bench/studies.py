@@ -1,0 +1,227 @@
+"""Which studies can be run from a terminal? Methods side by side, tuning, grids, harm, and what labels are worth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.console import Console
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+from wise_atta import errors, methods
+from wise_atta.bench import ablation, no_harm, rivals
+from wise_atta.bench.experiment import Experiment, read_mapping
+from wise_atta.bench.run import pick_device
+from wise_atta.bench.sweep import Places, Report, expand, sweep
+from wise_atta.bench.tune import LEARNING_RATES, tune
+
+app = typer.Typer(help="Studies over many runs.", no_args_is_help=True, pretty_exceptions_enable=False)
+
+Out = Annotated[Path, typer.Option(help="Where runs and tables are written; finished runs there are not repeated.")]
+Data = Annotated[Path | None, typer.Option(help="Folder of the data sets (WISE_ATTA_DATA).")]
+Weights = Annotated[Path | None, typer.Option(help="Folder with weights files (WISE_ATTA_WEIGHTS).")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
+Threads = Annotated[int | None, typer.Option(help="Threads of a run.")]
+Seeds = Annotated[str, typer.Option(help="Seeds, with commas.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Report]:
+    """A line for every finished run."""
+    console = Console(stderr=True, quiet=quiet)
+    bar = Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True)
+    with bar:
+        task = bar.add_task("running")
+
+        def report(experiment: Experiment, result: dict[str, Any] | errors.WiseAttaError) -> None:
+            where = f"{experiment.data} {experiment.protocol} {experiment.tag}".strip()
+            name = f"{experiment.name} {experiment.options}"
+            if isinstance(result, errors.WiseAttaError):
+                console.print(f"[red]{name} on {where}: {result}[/red]", highlight=False)
+            else:
+                found = result["results"]
+                text = f"{name} on {where}: {found['error']:.2f} % error, {found['labels_spent']} labels"
+                console.print(f"{text}, {found['seconds']:.0f} s", highlight=False, markup=False)
+            bar.update(task, description=f"last: {experiment.name}")
+
+        yield report
+
+
+def _numbers(text: str, kind: type[int] | type[float], what: str) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",") if part]
+    except ValueError as error:
+        raise errors.BadConfig(f"--{what} {text}: numbers with commas are needed") from error
+
+
+@app.command("rivals")
+def rivals_command(
+    on: Annotated[str, typer.Argument(help=f"One of {', '.join(rivals.SETTINGS)}.")] = "digits",
+    out: Out = Path("runs/rivals"),
+    method: Annotated[str, typer.Option(help="Methods, with commas; all by default.")] = "",
+    protocol: Annotated[str, typer.Option(help="ctta, ftta, or both with a comma.")] = "ctta",
+    seeds: Seeds = "0",
+    ratio: Annotated[float, typer.Option(help="Labels a batch of eatta and wise.")] = 0.5,
+    limit: Annotated[int | None, typer.Option(help="At most so many pictures a domain.")] = None,
+    tuned: Annotated[Path | None, typer.Option(help="Take learning rates from this file instead of tuning.")] = None,
+    rates: Annotated[str, typer.Option(help="The grid of learning rates; empty: the methods' own rate.")] = "",
+    tune_limit: Annotated[int | None, typer.Option(help="Pictures a domain of the tuning stream.")] = None,
+    data: Data = None,
+    weights: Weights = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run methods side by side on one stream: error, labels, forwards, backwards, memory and time, all measured.
+
+    Example: wise-atta rivals digits --limit 64
+    """
+    setting = rivals.setting(on)
+    names = method.split(",") if method else list(methods.METHODS)
+    places = Places(out / "runs", data, weights)
+    stream: dict[str, Any] = {} if limit is None else {"limit": limit}
+    shared: dict[str, Any] = {"device": device, "threads": threads}
+    with _progress(quiet) as report:
+        best: dict[str, dict[str, Any]] = {}
+        if tuned is not None:
+            best = rivals.load_tuned(tuned)
+        elif rates:
+            short = {} if tune_limit is None else dict.fromkeys(names, tune_limit)
+            grid = _numbers(rates, float, "rates")
+            found = rivals.tune_all(
+                setting, names, Places(out / "tuning", data, weights), rates=grid, limits=short, report=report, **shared
+            )
+            rivals.save_tuned(out / "tuned.json", found)
+            best = {name: dict(tried.best.options) for name, tried in found.items()}
+            labels = sum(tried.labels for tried in found.values())
+            typer.echo(f"Tuned on {setting.tune_on}; the trials asked for {labels} labels there.")
+        for name in ("eatta", "wise"):
+            best[name] = {**best.get(name, {}), "ratio": ratio}
+        cards = rivals.compare(
+            setting,
+            names,
+            places,
+            tuned=best,
+            protocols=protocol.split(","),
+            seeds=_numbers(seeds, int, "seeds"),
+            report=report,
+            fresh=pick_device(device).type == "cpu",
+            stream=stream,
+            **shared,
+        )
+    sections = [setting.note, rivals.cost_table(cards), rivals.error_table(cards), rivals.domain_table(cards)]
+    text = "\n\n".join(section for section in sections if section) + "\n"
+    rivals.write_report(out, cards, text)
+    typer.echo(text)
+
+
+@app.command("tune")
+def tune_command(
+    file: Annotated[Path, typer.Argument(help="The experiment that will be scored: YAML, TOML, JSON or a card.")],
+    on: Annotated[str | None, typer.Option(help="Data to tune on; for X+c it is X+extra.")] = None,
+    grid: Annotated[list[str] | None, typer.Option(help="An option and its values, lr=1e-4,1e-3; repeatable.")] = None,
+    out: Out = Path("runs/tune"),
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
+    data: Data = None,
+    weights: Weights = None,
+    quiet: Quiet = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Choose options of a method on a stream that is not the scored one."""
+    points = {"lr": list(LEARNING_RATES)} if not grid else dict(_axis(text) for text in grid)
+    with _progress(quiet or as_json) as report:
+        places = Places(out, data, weights)
+        found = tune(Experiment.read(file), places, on=on, grid=points, jobs=jobs, report=report)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict()))
+        return
+    for trial in found.trials:
+        mark = "  <- best" if trial is found.best else ""
+        typer.echo(f"{trial.options}: {trial.error:.2f} % error, {trial.labels} labels{mark}")
+    typer.echo(f"Tuned on {found.data}; the trials asked for {found.labels} labels there.")
+
+
+def _axis(text: str) -> tuple[str, list[Any]]:
+    name, equals, values = text.partition("=")
+    if not equals or not values:
+        raise errors.BadConfig(f"--grid {text}: write OPTION=VALUE,VALUE")
+    return name, [yaml.safe_load(value) for value in values.split(",")]
+
+
+@app.command("sweep")
+def sweep_command(
+    file: Annotated[Path, typer.Argument(help="Fields of an experiment; those that are lists are the axes.")],
+    out: Out = Path("runs/sweep"),
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
+    data: Data = None,
+    weights: Weights = None,
+    quiet: Quiet = False,
+) -> None:
+    """Run every combination of a grid; finished runs are not repeated."""
+    with _progress(quiet) as report:
+        cards = sweep(expand(read_mapping(file)), Places(out, data, weights), jobs=jobs, report=report)
+    typer.echo(rivals.error_table(cards))
+
+
+@app.command("no-harm")
+def no_harm_command(
+    on: Annotated[str, typer.Argument(help="digits, cifar10, pacs or imagenet-sample.")] = "digits",
+    out: Out = Path("runs/no-harm"),
+    clean: Annotated[int, typer.Option(help="Pictures of the clean streams.")] = 448,
+    corrupted: Annotated[int, typer.Option(help="Pictures a corruption of the corrupted streams.")] = 192,
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
+    data: Data = None,
+    weights: Weights = None,
+    device: Device = "auto",
+    threads: Threads = 1,
+    quiet: Quiet = False,
+) -> None:
+    """The default configuration against the source model, on clean and corrupted, shuffled and sorted streams."""
+    setting = rivals.setting(on)
+    name = no_harm.CLEAN.get(on, on)
+    configurations: dict[str, dict[str, Any]] = {"source": {"method": "source"}, "wise": {"method": "wise"}}
+    limits = {"": clean, "+c": corrupted}
+    fields = {"device": device, "threads": threads}
+    runs = no_harm.experiments(name, setting.fields["model"], configurations, limits, **fields)
+    with _progress(quiet) as report:
+        found = no_harm.measure(runs, Places(out, data, weights), jobs=jobs, report=report)
+    typer.echo(no_harm.table(found))
+
+
+@app.command("ablation")
+def ablation_command(
+    on: Annotated[str, typer.Argument(help=f"One of {', '.join(rivals.SETTINGS)}.")] = "digits",
+    out: Out = Path("runs/ablation"),
+    seeds: Seeds = "0,41,58",
+    ratio: Annotated[float, typer.Option(help="Labels a batch.")] = 0.5,
+    lr: Annotated[float, typer.Option(help="Learning rate of the published rule.")] = 1e-3,
+    paper_lr: Annotated[float, typer.Option(help="Learning rate of the paper's rule.")] = 1e-3,
+    limit: Annotated[int | None, typer.Option(help="At most so many pictures a domain.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
+    data: Data = None,
+    weights: Weights = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    quiet: Quiet = False,
+) -> None:
+    """Tell what wise's labels are worth from what its stronger unlabelled step is worth."""
+    stream: dict[str, Any] = {} if limit is None else {"limit": limit}
+    fields: dict[str, Any] = {"device": device, "threads": threads, "stream": stream}
+    runs = ablation.experiments(
+        rivals.setting(on), _numbers(seeds, int, "seeds"), ratio=ratio, lr=lr, paper_lr=paper_lr, **fields
+    )
+    with _progress(quiet) as report:
+        cards = sweep(runs, Places(out / "runs", data, weights), jobs=jobs, report=report)
+    text = ablation.table(cards) + "\n"
+    rivals.write_report(out, cards, text)
+    typer.echo(text)
+
+
+if __name__ == "__main__":
+    app()
