@@ -237,7 +237,7 @@ class Distillation(Update):
         super().reset()
         self.tutor.reset()
         self.replay.reset()
-        self._steps = self._asked = 0
+        self._steps = 0
 
     def snapshot(self) -> dict[str, Tensor]:
         return super().snapshot() | {"teacher": self.tutor.model.live.flat}
