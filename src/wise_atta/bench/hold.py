@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,25 @@ class Held:
     """
 
     def __init__(self, stream: PictureStream) -> None:
-        self.spec, self.dataset, self._described = stream.spec, stream.dataset, stream
+        self.spec, self.dataset, self._stream = stream.spec, stream.dataset, stream
         self._batches = [
             Batch((batch.inputs * 255).round().to(torch.uint8), batch.ids, batch.meta)
             for batch in stream
             if isinstance(batch.inputs, torch.Tensor)
         ]
+
+    def under(self, spec: StreamSpec) -> Held:
+        """The same batches under the other of the protocols ctta and ftta, which differ in where methods start anew."""
+        other = copy.copy(self)
+        other.spec = spec
+        return other
+
+    def _resets(self, number: int) -> bool:
+        """Whether a method that is judged domain by domain starts anew at this batch, counted from 0."""
+        plan = self._stream.plan
+        if self.spec.protocol != "ftta" or number == 0:
+            return False
+        return bool(plan.batch(number - 1)[0][-1] != plan.batch(number)[0][0])
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -42,12 +57,13 @@ class Held:
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """The batches from number `start` on, counted from 0."""
-        for held in self._batches[start:]:
+        for number, held in enumerate(self._batches[start:], start):
             assert isinstance(held.inputs, torch.Tensor)
-            yield Batch(held.inputs.float().div_(255), held.ids, held.meta)
+            meta = {**held.meta, "reset": self._resets(number)}
+            yield Batch(held.inputs.float().div_(255), held.ids, meta)
 
     def describe(self) -> dict[str, Any]:
-        return self._described.describe()
+        return {**self._stream.describe(), "spec": self.spec.to_dict(), "digest": self.spec.digest}
 
 
 class Shelf:
@@ -67,14 +83,16 @@ class Shelf:
         self, spec: StreamSpec, root: Path | None, *, device: torch.device, workers: int | None
     ) -> tuple[DataStream | Held, Mapping[str, int]]:
         """As `open_stream`, from memory where possible."""
-        key = spec.digest, str(device)
+        base = replace(spec, protocol="ctta") if spec.protocol == "ftta" else spec
+        key = base.digest, str(device)
         if key in self._held:
-            self._held[key] = self._held.pop(key)
-            return self._held[key]
-        stream, truth = open_stream(spec, root, device=device, workers=workers)
+            held, truth = self._held[key] = self._held.pop(key)
+            return held.under(spec), truth
+        stream, truth = open_stream(base, root, device=device, workers=workers)
         if not isinstance(stream, PictureStream):
             raise errors.BadConfig(f"{spec.data} comes in its own time and cannot be held in memory")
         while len(self._held) >= self.keep:
             del self._held[next(iter(self._held))]
-        self._held[key] = Held(stream), truth
-        return self._held[key]
+        held = Held(stream)
+        self._held[key] = held, truth
+        return held.under(spec), truth

@@ -102,9 +102,8 @@ def _each(
     experiments: Sequence[Experiment], places: Places, jobs: int, keep: int, again: bool, fresh: bool
 ) -> Iterator[tuple[Experiment, dict[str, Any] | errors.WiseAttaError]]:
     if jobs <= 1 and not fresh:
-        shelf = Shelf(keep)
         for experiment in experiments:
-            yield experiment, _one(experiment, places, shelf, again)
+            yield experiment, _in_worker(experiment, places, keep, again)
         return
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=1 if fresh else None) as pool:

@@ -118,11 +118,13 @@ class TwoStep(Update):
         if self.supervise_norm:
             supervised = self.lambda_sup * loss_sup
             loss = supervised if loss is None else supervised + loss
+        heads = self.block is None and self.train_head != "none"
         if loss is not None:
-            self.optimizer.step(model.gradients(loss, forward.version, ["norm"]))
+            # Where the head follows at once, both are published together: nobody sees half of an update.
+            self.optimizer.step(model.gradients(loss, forward.version, ["norm"]), publish=not heads)
         if self.block is not None:
             self._step_of_block(forward, labels)
-        elif self.train_head != "none":
+        elif heads:
             with torch.enable_grad():
                 head_loss = self.lambda_head * labels.loss(model.head(features.detach()))
             self.optimizer.step(model.gradients(head_loss, model.live, ["second"], head=True), lr=self.head_lr)
