@@ -93,6 +93,7 @@ def _extra(name: str) -> Iterator[None]:
 @app.command()
 def demo(
     seeds: Annotated[int, typer.Option(min=1, max=1000, help="How many seeds; each is a stream of its own.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, help="Pictures under each corruption.")] = 320,
     out: Annotated[Path, typer.Option(help="Where report, picture and runs go.")] = Path("demo"),
     open_it: Annotated[bool, typer.Option("--open/--no-open", help="Open the report in a browser.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Worker processes, of one thread each.")] = 2,
@@ -127,12 +128,12 @@ def demo(
         digits_model(report=lambda step: status.update(f"training on clean digits, epoch {step.epoch}/{step.epochs}"))
     if tune:
         with _watching(console, sum(map(len, demos.GRID.values())) * len(demos.TUNING_SEEDS)) as watch:
-            found = demos.tune(out, jobs=jobs, report=watch)
+            found = demos.tune(out, limit=limit, jobs=jobs, report=watch)
         typer.echo(json.dumps(found, indent=1) if as_json else _tuned(found))
         return
     chosen = tuple(range(seeds))
     with _watching(console, len(chosen) * len(demos.ROWS)) as watch:
-        result = demos.run(out, chosen, jobs=jobs, report=watch)
+        result = demos.run(out, chosen, limit=limit, jobs=jobs, report=watch)
     with console.status("writing the report"):
         pages = {"report.html": report.html(result), "demo.svg": report.picture(result)}
     for name, text in pages.items():
@@ -328,7 +329,7 @@ def _batches(console: Console) -> Iterator[Any]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("opening", total=None)
 
         def progress(number: int, length: int | None, error: float, spent: int) -> None:
@@ -342,8 +343,10 @@ def _batches(console: Console) -> Iterator[Any]:
 
 def _show_card(card: dict[str, Any], folder: Path, short: bool) -> None:
     results, console = card["results"], Console()
-    allowed = "" if results["labels_allowed"] is None else f" of {results['labels_allowed']}"
-    said = f"{card['experiment']['method']}: error {results['error']:.2f} %, labels {results['labels_spent']}{allowed}"
+    said = f"{card['experiment']['method']}: error {results['error']:.2f} %"
+    if results["labels_allowed"] != 0:
+        allowed = "" if results["labels_allowed"] is None else f" of {results['labels_allowed']}"
+        said += f", labels {results['labels_spent']}{allowed}"
     if not short:
         console.print(_rows(("domain", "error %"), [(d, f"{e:.1f}") for d, e in results["by_domain"].items()]))
         said += f", {results['batches']} batches, {results['samples']:,} samples, {results['seconds']:.0f} s"

@@ -30,7 +30,7 @@ STREAM: Mapping[str, Any] = {"data": "digits+c", "model": "digits", "batch": 16,
 LIMIT = 320
 
 TENT: Mapping[str, Any] = {"lr": 0.1}
-WISE: Mapping[str, Any] = {"lr": 0.1, "lambda_sup": 0.1, "lambda_ent": 1.0, "train_head": "none"}
+WISE: Mapping[str, Any] = {"lr": 0.1, "lambda_sup": 0.1, "lambda_ent": 1.0, "head_lr": 1e-3}
 
 ROWS: Mapping[str, Mapping[str, Any]] = {
     "source": {"method": "source"},

@@ -1,0 +1,113 @@
+"""Is an experiment what was described, from whatever it was read, and does an error say which field is wrong?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wise_atta import errors
+from wise_atta.bench.experiment import CARD_VERSION, Experiment
+
+FIELDS: dict[str, Any] = {
+    "data": "digits+c",
+    "method": "wise",
+    "policy": "paced",
+    "ratio": 0.5,
+    "options": {"lr": 0.01},
+    "stream": {"limit": 64, "domains": ["fog", "snow"]},
+}
+YAML = """
+data: digits+c
+method: wise
+policy: paced
+ratio: 0.5
+options: {lr: 0.01}
+stream: {limit: 64, domains: [fog, snow]}
+"""
+TOML = """
+data = "digits+c"
+method = "wise"
+policy = "paced"
+ratio = 0.5
+options = {lr = 0.01}
+stream = {limit = 64, domains = ["fog", "snow"]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("one.yaml", YAML),
+        ("one.toml", TOML),
+        ("one.json", json.dumps(FIELDS)),
+        ("card.json", json.dumps({"card_version": CARD_VERSION, "experiment": FIELDS, "results": {}})),
+    ],
+)
+def test_every_kind_of_file_gives_the_same_experiment(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text)
+    found = Experiment.read(tmp_path / name)
+    assert found == Experiment.parse(FIELDS)
+    assert found.digest == Experiment.parse(FIELDS).digest
+
+
+def test_a_run_folder_stands_for_its_card(tmp_path: Path) -> None:
+    (tmp_path / "card.json").write_text(json.dumps({"card_version": 1, "experiment": FIELDS}))
+    assert Experiment.read(tmp_path) == Experiment.parse(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("severity", 6),
+        ("batch", 0),
+        ("ratio", -0.1),
+        ("noise", 2),
+        ("delay", -1),
+        ("context", "elsewhere"),
+        ("statistics", "guess"),
+        ("method", "tnt"),
+        ("policy", "pased"),
+        ("utility", "entropi"),
+        ("selector", "drifft"),
+        ("protocol", "ctta2"),
+        ("methd", "tent"),
+    ],
+)
+def test_an_error_names_the_field(field: str, value: Any) -> None:
+    with pytest.raises(errors.BadConfig, match=field):
+        Experiment.parse({**FIELDS, field: value})
+
+
+def test_an_option_of_the_stream_that_does_not_exist_is_named() -> None:
+    with pytest.raises(errors.BadConfig, match="limits"):
+        Experiment.parse({**FIELDS, "stream": {"limits": 3}})
+
+
+def test_a_field_of_its_own_cannot_hide_in_the_stream() -> None:
+    with pytest.raises(errors.BadConfig, match="severity"):
+        Experiment.parse({**FIELDS, "stream": {"severity": 3}})
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "{", "just words"])
+def test_a_file_that_describes_nothing_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "one.yaml"
+    file.write_text(text)
+    with pytest.raises(errors.DataError, match=r"one\.yaml"):
+        Experiment.read(file)
+
+
+def test_a_card_of_a_later_release_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "card.json"
+    file.write_text(json.dumps({"card_version": CARD_VERSION + 1, "experiment": FIELDS}))
+    with pytest.raises(errors.DataError, match="update wise-atta"):
+        Experiment.read(file)
+
+
+def test_the_digest_follows_what_decides_numbers_and_nothing_else() -> None:
+    one = Experiment.parse(FIELDS)
+    assert Experiment.parse({**FIELDS, "tag": "mine", "workers": 3}).digest == one.digest
+    assert Experiment.parse({**FIELDS, "seed": 1}).digest != one.digest
+    assert Experiment.parse({**FIELDS, "options": {"lr": 0.02}}).digest != one.digest
