@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -222,11 +222,13 @@ def load_tuned(path: Path) -> dict[str, dict[str, Any]]:
     return {name: dict(found["best"]) for name, found in read_json(path).items()}
 
 
-def setting(name: str) -> Setting:
-    """A setting by name."""
+def setting(name: str, ratio: float = 0.5) -> Setting:
+    """A setting by name, with so many labels a batch for eatta and wise."""
     if name not in SETTINGS:
         raise errors.unknown("setting", name, SETTINGS)
-    return SETTINGS[name]
+    found = SETTINGS[name]
+    active = {method: {"ratio": ratio, **found.options.get(method, {})} for method in ("eatta", "wise")}
+    return replace(found, options={**found.options, **active})
 
 
 def write_report(folder: Path, cards: Sequence[Mapping[str, Any]], text: str) -> None:

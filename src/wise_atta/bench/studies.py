@@ -82,7 +82,7 @@ def rivals_command(
 
     Example: wise-atta rivals digits --limit 64
     """
-    setting = rivals.setting(on)
+    setting = rivals.setting(on, ratio)
     names = method.split(",") if method else list(methods.METHODS)
     places = Places(out / "runs", data, weights)
     stream: dict[str, Any] = {} if limit is None else {"limit": limit}
@@ -101,8 +101,6 @@ def rivals_command(
             best = {name: dict(tried.best.options) for name, tried in found.items()}
             labels = sum(tried.labels for tried in found.values())
             typer.echo(f"Tuned on {setting.tune_on}; the trials asked for {labels} labels there.")
-        for name in ("eatta", "wise"):
-            best[name] = {**best.get(name, {}), "ratio": ratio}
         cards = rivals.compare(
             setting,
             names,
@@ -214,7 +212,7 @@ def ablation_command(
     stream: dict[str, Any] = {} if limit is None else {"limit": limit}
     fields: dict[str, Any] = {"device": device, "threads": threads, "stream": stream}
     runs = ablation.experiments(
-        rivals.setting(on), _numbers(seeds, int, "seeds"), ratio=ratio, lr=lr, paper_lr=paper_lr, **fields
+        rivals.setting(on, ratio), _numbers(seeds, int, "seeds"), lr=lr, paper_lr=paper_lr, **fields
     )
     with _progress(quiet) as report:
         cards = sweep(runs, Places(out / "runs", data, weights), jobs=jobs, report=report)
