@@ -95,3 +95,13 @@ def same(a: Any, b: Any, where: str = "state") -> None:
             same(*pair, f"{where}[{index}]")
     else:
         assert a == b or (a != a and b != b), f"{where}: {a!r} and {b!r}"
+
+
+def crash(service: Service) -> None:
+    """As after a kill: nothing more reaches the database, and its lock is free."""
+    service.ledger.write(lambda session: None).result(30)
+    service.ledger._work.put(None)
+    service.ledger._thread.join(30)
+    assert service.ledger._lock is not None
+    service.ledger._lock.close()
+    service.ledger._lock = None

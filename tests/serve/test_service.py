@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from serve.parts import pictures, same, send, settings, settled, small_model, twin
+from serve.parts import crash, pictures, same, send, settings, settled, small_model, twin
 from sqlalchemy import func, select
 
 from wise_atta import errors
@@ -175,14 +175,6 @@ def test_what_the_learner_had_not_told_the_ledger_is_told_after_the_restart(tmp_
         asked = session.scalar(select(func.count()).select_from(db.Question))
     assert asked == back.streams["default"].state.spent > 0
     back.close()
-
-
-def crash(service: Service) -> None:
-    """As after a kill: nothing more reaches the database, and its lock is free."""
-    service.ledger.write(lambda session: None).result(30)
-    service.ledger._work = type(service.ledger._work)()
-    assert service.ledger._lock is not None
-    service.ledger._lock.close()
 
 
 def test_the_log_ends_at_a_checkpoint_unless_it_is_kept(tmp_path: Path) -> None:

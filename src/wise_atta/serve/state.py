@@ -110,7 +110,7 @@ class Outcome:
     refunded
         Those of the expired that nobody was shown: their label is returned.
     late
-        Answers that came after their question had expired.
+        Answers that came after their question had ended.
     step, tripped, failed
         The learner's record; why the guard went back; why the batch could not be learned.
     """
@@ -306,6 +306,9 @@ class State:
                 continue
             self._shown.pop(name, None)
             if is_audit(name):
+                if name not in self.audit.open:
+                    late.append(name)
+                    continue
                 right = self.audit.answer(name, item["label"])
                 if right is not None and self.adapter.guard is not None:
                     self.adapter.guard.audit(right)
@@ -313,7 +316,7 @@ class State:
             label = CANT_TELL if item["label"] is None else item["label"]
             try:
                 self.adapter.answer({name: Answer(label, by=item["by"])})
-            except errors.UnknownQuery:
+            except (errors.UnknownQuery, errors.Conflict):
                 late.append(name)
         return Outcome(event.seq, late=late)
 
