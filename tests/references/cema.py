@@ -3,11 +3,11 @@
 Readings
 --------
 - Sent: E_min < H < E_max = E₀ under the student (E_min = e_min·ln C, 0: off), and |cos(p̄, p)| < 0.05 once p̄
-  exists; p̄ as in eta, over the samples sent. With `grants` only the first of them in batch order, up to the grant,
-  are sent (and enter p̄).
+  exists; p̄ as in eta, over the samples sent. With `grants` only those of largest H, up to the grant, are sent (and
+  enter p̄), in batch order.
 - The queue is first in, first out; while it holds 32, those 32 make one round, so a batch may have several rounds
   or none.
-- A round: the teacher steps on the mean over the 32 of exp(E₀ − H_T)·H_T (no filter, batch statistics of the 32);
+- A round: the teacher steps on the mean over the 32 of exp(E₀ − H_T)·H_T (no filter);
   96 different stored samples `replay(batch, round, stored, 96)` join if at least 256 are stored; a fresh teacher
   forward on all of them gives z_T; the student steps once; then the 32 are stored, the oldest leaving beyond the
   buffer's size. Replayed samples get new teacher logits. Rounds count from 0 in each batch.
@@ -15,11 +15,11 @@ Readings
   1·exp(E₀−H_T)·CE(argmax z_T), H_T of the new logits; weights and teacher carry no gradient.
 - No sample of the batch sent and 256 stored: one student step on 128 replayed (min(128, stored)), teacher logits
   fresh, no teacher step. Fewer stored: nothing.
-- Batch renormalisation (student): y = (x−μ_B)/σ_B·r + d, r = σ_B/σ, d = (μ_B−μ)/σ, both without gradient and
-  unclipped, σ_B = √(var_B + ε); μ, σ start at the first test batch; predicting on a stream batch then moves them: μ
-  ← μ + 0.1(μ_B−μ), σ ← σ + 0.1(σ_B−σ), after they were used. Forwards of a round use them and leave them.
-- The teacher is set up as usual: eval mode, batch statistics, norm tensors, its own momentum. Both optimizers
-  plain.
+- Batch renormalisation (both models): y = (x−μ_B)/σ_B·r + d, r = σ_B/σ, d = (μ_B−μ)/σ, both without gradient and
+  unclipped, σ_B = √(v_B + ε), σ = √(v + ε); μ, v start at the first batch that the model sees. Predicting on a stream
+  batch moves the student's, a step of its own the teacher's, after they were used: μ ← μ + 0.1(μ_B−μ), v ← v +
+  0.1(v_B−v). Other forwards use them and leave them.
+- The teacher adapts norm tensors with its own momentum. Both optimizers plain.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from .plain import (
     mean,
     norm_tensors,
     snapshot,
-    use_batch_statistics,
 )
 
 
@@ -54,7 +53,7 @@ class Renorm(nn.Module):
         super().__init__()
         self.weight, self.bias, self.eps, self.rate = layer.weight, layer.bias, layer.eps, rate
         self.mean: Tensor | None = None
-        self.std: Tensor | None = None
+        self.var: Tensor | None = None
         self.moving = False
 
     def forward(self, x: Tensor) -> Tensor:
@@ -62,28 +61,38 @@ class Renorm(nn.Module):
             return v.view(1, -1, 1, 1)
 
         mean_b = x.mean(dim=(0, 2, 3))
-        std_b = ((x - shape(mean_b)).pow(2).mean(dim=(0, 2, 3)) + self.eps).sqrt()
-        if self.mean is None or self.std is None:
-            self.mean, self.std = mean_b.detach(), std_b.detach()
-        r = std_b.detach() / self.std
-        d = (mean_b.detach() - self.mean) / self.std
+        var_b = (x - shape(mean_b)).pow(2).mean(dim=(0, 2, 3))
+        std_b = (var_b + self.eps).sqrt()
+        if self.mean is None or self.var is None:
+            self.mean, self.var = mean_b.detach(), var_b.detach()
+        std = (self.var + self.eps).sqrt()
+        r = std_b.detach() / std
+        d = (mean_b.detach() - self.mean) / std
         y = (x - shape(mean_b)) / shape(std_b) * shape(r) + shape(d)
         if self.moving:
             self.mean = self.mean + self.rate * (mean_b.detach() - self.mean)
-            self.std = self.std + self.rate * (std_b.detach() - self.std)
+            self.var = self.var + self.rate * (var_b.detach() - self.var)
         return y * shape(self.weight) + shape(self.bias)
 
 
-def use_renormalisation(net: nn.Module, rate: float) -> list[Renorm]:
+def use_renormalisation(net: nn.Module, rate: float) -> None:
     """Replaces each BatchNorm layer; its weight and bias stay the same tensors under the same names."""
-    layers = []
     for name, module in list(net.named_modules()):
         if isinstance(module, nn.BatchNorm2d):
             parent, _, child = name.rpartition(".")
-            layers.append(Renorm(module, rate))
-            setattr(net.get_submodule(parent), child, layers[-1])
+            setattr(net.get_submodule(parent), child, Renorm(module, rate))
     net.eval()
-    return layers
+
+
+def moving(net: nn.Module, x: Tensor) -> Tensor:
+    """A forward that the slow statistics then follow."""
+    layers = [module for module in net.modules() if isinstance(module, Renorm)]
+    for layer in layers:
+        layer.moving = True
+    logits = net(x)
+    for layer in layers:
+        layer.moving = False
+    return logits
 
 
 def run(
@@ -111,10 +120,9 @@ def run(
     ce_weight: float = 1.0,
     statistics_rate: float = 0.1,
 ) -> list[Step]:
-    adapted = norm_tensors(net)
-    renorms = use_renormalisation(net, statistics_rate)
-    use_batch_statistics(teacher)
-    teacher_norm = norm_tensors(teacher)
+    adapted, teacher_norm = norm_tensors(net), norm_tensors(teacher)
+    use_renormalisation(net, statistics_rate)
+    use_renormalisation(teacher, statistics_rate)
     student_rule = Sgd(lr, momentum, nesterov)
     teacher_rule = Sgd(teacher_lr, momentum, nesterov)
     mean_p: Tensor | None = None
@@ -142,18 +150,15 @@ def run(
 
     steps = []
     for number, x in enumerate(batches, start=1):
-        for layer in renorms:
-            layer.moving = True
         with torch.no_grad():
-            logits = net(x)
-        for layer in renorms:
-            layer.moving = False
+            logits = moving(net, x)
         e0 = fraction * math.log(logits.shape[1])
         floor = e_min * math.log(logits.shape[1])
 
         hs = entropies(logits)
         sent = [i for i in keep(logits, mean_p, e0, redundancy) if floor == 0 or hs[i].item() > floor]
-        sent = sent if grants is None else sent[: grants[number - 1]]
+        if grants is not None:
+            sent = sorted(sorted(sent, key=lambda i: -hs[i].item())[: grants[number - 1]])
         mean_p = next_mean(logits, sent, mean_p, average)
         waiting += [x[i] for i in sent]
         losses: dict[str, float] = {"sent": float(len(sent)), "stored": float(len(stored))}
@@ -161,7 +166,7 @@ def run(
         rounds = 0
         while len(waiting) >= queue:
             now, waiting = waiting[:queue], waiting[queue:]
-            loss = weighted_entropy(teacher(torch.stack(now)), list(range(queue)), e0)
+            loss = weighted_entropy(moving(teacher, torch.stack(now)), list(range(queue)), e0)
             teacher_rule.step(teacher_norm, gradients(loss, teacher_norm))
             again = replay(number, rounds, len(stored), replayed) if len(stored) >= replay_from else []
             losses["student"] = distil(torch.stack(now + [stored[int(i)] for i in again]), e0)
@@ -184,10 +189,10 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {"replay_from": ("small, later replay", "
 def scenarios() -> list[tuple[str, dict[str, Any]]]:
     replay = nets.picks()
     many, ten = nets.cnn(classes=1000, width=8, scale=16.0), nets.cnn(scale=8.0)
-    # Nobody wants the fourth batch: it repeats one picture of the first, and so the student learns from memory alone.
+    # Nobody wants the fourth batch: it repeats one picture seen before, and so the student learns from memory alone.
     long = nets.batches(n=288, size=4, kinds=100, shift=0.1)
-    long = [long[0], long[1][:128], long[2][:128], long[0][:1].repeat(8, 1, 1, 1), long[4][:96]]
-    short = nets.batches(seed=5, n=48, size=4, kinds=20)
+    long = [long[0], long[1][:128], long[2][:128], long[1][1:2].repeat(8, 1, 1, 1), long[4][:96]]
+    short = nets.batches(seed=359, n=48, size=4, kinds=20)
     short[3] = short[0][:1].repeat(6, 1, 1, 1)
     small = {
         "net": ten,
@@ -195,7 +200,7 @@ def scenarios() -> list[tuple[str, dict[str, Any]]]:
         "batches": short,
         "replay": replay,
         "redundancy": 0.5,
-        "e_min": 0.02,
+        "e_min": 0.03,
         "queue": 4,
         "replayed": 10,
         "replay_from": 20,

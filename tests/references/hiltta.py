@@ -2,8 +2,9 @@
 
 Readings
 --------
-- Every forward sees the whole batch (so batch statistics are the whole batch's); losses take their rows of it. The
-  source model's p also comes from batch statistics.
+- The base loss is that of a forward of the unlabelled samples alone, under their own batch statistics (published);
+  all other forwards see the whole batch, and losses take their rows of it. The source model's p also comes from
+  batch statistics.
 - K-margin: vᵢ = (1 − (p₁ − p₂))·fᵢ; the origin counts as chosen and stays so; ask repeatedly for the sample
   farthest from its nearest chosen point (lower index at a tie).
 - Base loss: mean H over the samples not labelled. Candidate j: θⱼ = θ − lrⱼ·d with d from the same gradient and
@@ -13,8 +14,8 @@ Readings
   wins, first at a tie.
 - The supervised step: CE at a fresh forward of the kept θⱼ, Adam on every parameter, its moments carried from batch
   to batch.
-- No label in a batch: scores stay, the candidate with the least score adapts; before any label the rate is `lr`. If
-  all samples of a batch are labelled there is no base step, and scores stay.
+- No label in a batch: scores stay, the candidate with the least score adapts; before any label the first one (as
+  published). If all samples of a batch are labelled there is no base step, and scores stay.
 """
 
 from __future__ import annotations
@@ -69,7 +70,6 @@ def run(
     labels: Truth,
     grants: list[int],
     candidates: tuple[float, ...] = CANDIDATES,
-    lr: float = 2.5e-4,
     momentum: float = 0.9,
     nesterov: bool = True,
     average: float = 0.5,
@@ -82,7 +82,7 @@ def run(
     source = deepcopy(net)
     norm = norm_tensors(net)
     everything = dict(net.named_parameters())
-    base = Sgd(lr, momentum, nesterov)
+    base = Sgd(candidates[0], momentum, nesterov)
     adam = Adam(supervised_lr, beta1, beta2, eps)
     scores: list[float] | None = None
     steps = []
@@ -94,8 +94,8 @@ def run(
         losses = {}
 
         if rest:
-            hs = entropies(logits)
-            grads = gradients(mean(hs[i] for i in rest), norm)
+            alone = net(x[rest]) if asked else logits
+            grads = gradients(mean(entropies(alone)), norm)
             start = {name: p.detach().clone() for name, p in norm.items()}
             before = base.buffers
             if asked:
@@ -118,7 +118,7 @@ def run(
                     if scores is None
                     else [average * s + (1 - average) * v for s, v in zip(scores, new, strict=True)]
                 )
-            rate = lr if scores is None else candidates[scores.index(min(scores))]
+            rate = candidates[0 if scores is None else scores.index(min(scores))]
             assign(norm, start)
             base.buffers = dict(before)
             base.step(norm, grads, rate)
@@ -135,8 +135,7 @@ def run(
 
 # Which scenarios show a constant that the first does not.
 SHOWN_BY: dict[str, tuple[str, ...]] = {
-    "candidates": ("sharp", "sharper", "sharper, other batches"),
-    "lr": ("budgeted",),
+    "candidates": ("sharp", "sharper"),
     "average": ("sharp",),
     "eps": ("large eps",),
 }
@@ -144,16 +143,13 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
 
 def scenarios() -> list[tuple[str, dict[str, Any]]]:
     common = {"batches": nets.batches(), "labels": nets.truth(), "grants": [3] * 5}
+    sharp = {**common, "labels": nets.truth(2)}
     return [
         ("defaults", {**common, "net": nets.cnn()}),
         ("vit", {**common, "net": nets.vit(), "head": "head"}),
         ("budgeted", {**common, "net": nets.cnn(), "grants": [0, 2, 0, 3, 0]}),
-        # Between them these three keep each candidate once.
-        ("sharp", {**common, "net": nets.cnn(scale=24.0)}),
-        ("sharper", {**common, "net": nets.cnn(scale=48.0)}),
-        (
-            "sharper, other batches",
-            {**common, "net": nets.cnn(scale=48.0), "batches": nets.batches(seed=1), "labels": nets.truth(1)},
-        ),
+        # Between them these two keep each candidate once.
+        ("sharp", {**sharp, "net": nets.cnn(scale=48.0), "batches": nets.batches(seed=131)}),
+        ("sharper", {**sharp, "net": nets.cnn(scale=96.0), "batches": nets.batches(seed=65)}),
         ("large eps", {**common, "net": nets.cnn(), "eps": 1e-3}),
     ]

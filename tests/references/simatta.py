@@ -8,23 +8,22 @@ Readings
   the source.
 - Candidates: H ≥ e_h under the current model, before training; their features, and those of the queried anchors Q,
   come from the current model (Q's were recomputed after the last training, which is the same).
-- Points: Q (weight w), then candidates (weight 1), in order. K = min(|Q| + granted, points). Centres start at
+- Points: Q (weight w), then candidates (weight 1), in order. K = |Q| + min(granted, candidates). Centres start at
   points[`centres(batch, points, weights, K)`]; weighted Lloyd steps until no assignment changes (at most 300):
   nearest centre in Euclidean distance, lower index at a tie; a centre without points stays.
-- A cluster that holds candidates and no point of Q is new. If more are new than granted: those of most candidates,
-  lower index at a tie. Each asks for its own candidate closest to its centre, clusters in order of index. So labels
-  asked ≤ granted.
+- A cluster without a point of Q is new, be it empty. Going through the new ones by size, largest first, lower index
+  at a tie, each asks for the candidate closest to its centre among all that are not asked for yet, until
+  min(granted, candidates) are.
 - Distances within a factor 1 + 1e-9 are equal, and the lower index wins: two candidates are always equally far from
   their mean.
-- New anchor: w = candidates in its cluster. Old anchor: w ← w + (candidates in its cluster)/(anchors in its
-  cluster).
+- New anchor: w = points in its cluster, at least 1. Old anchor: w ← w + (points in its cluster, those of Q
+  included)/(points of Q in it), as published.
 - Asked for nothing when there is no candidate or nothing is granted; then weights stay.
-- The buffer holds |P| + |Q| ≤ 300: the oldest of P leave first, then the oldest of Q. Age: batches, then order of
-  arrival (P: least H first). None: no cap.
-- α = |Q|/(|P|+|Q|). A step draws 32 of each set with replacement: P uniformly, index ⌊u·|P|⌋; Q by weight, the
-  first j with Σ_{i≤j} w/Σw > u; u = `uniforms(batch, step, "pseudo" | "queried", 32)`, steps from 0. CE means; an
-  empty set has no term; both empty: no training. P and Q of this batch take part. SGD's momentum starts anew each
-  batch.
+- The buffer holds |P| ≤ 300 and |Q| ≤ 300, the oldest leaving first. Age: batches, then order of arrival (P: least H
+  first, Q: as asked). None: no cap.
+- α = |Q|/(|P|+|Q|). A step draws 32 of each set, uniformly and with replacement: index ⌊u·|set|⌋, u =
+  `uniforms(batch, step, "pseudo" | "queried", 32)`, steps from 0. CE means; an empty set has no term; both empty: no
+  training. P and Q of this batch take part. SGD's momentum starts anew each batch.
 """
 
 from __future__ import annotations
@@ -123,24 +122,23 @@ def run(
             points = list(look(net, torch.stack([a.x for a in queried]), head)[0].detach()) if queried else []
             points += [features[i] for i in candidates]
             weights = [a.weight for a in queried] + [1.0] * len(candidates)
-            k = min(old + granted, len(points))
+            k = old + min(granted, len(candidates))
             first = centres(number, torch.stack(points), torch.tensor(weights, dtype=torch.float64), k)
             middle, clusters = k_means(points, weights, [int(i) for i in first])
             olds = {c: [j for j in range(old) if clusters[j] == c] for c in range(k)}
-            news = {c: [j for j in range(old, len(points)) if clusters[j] == c] for c in range(k)}
-            new_clusters = [c for c in range(k) if news[c] and not olds[c]]
-            chosen = sorted(sorted(new_clusters, key=lambda c: (-len(news[c]), c))[:granted])
+            sizes = {c: sum(other == c for other in clusters) for c in range(k)}
+            new_clusters = [c for c in range(k) if not olds[c]]
             for c in range(k):
                 for j in olds[c]:
-                    queried[j].weight += len(news[c]) / len(olds[c])
-            for c in chosen:
-                j = news[c][least([float((points[j] - middle[c]).norm()) for j in news[c]])]
-                i = candidates[j - old]
+                    queried[j].weight += sizes[c] / len(olds[c])
+            for c in sorted(new_clusters, key=lambda c: (-sizes[c], c))[: k - old]:
+                left = [i for i in candidates if i not in asked]
+                i = left[least([float((features[i] - middle[c]).norm()) for i in left])]
                 asked.append(i)
-                queried.append(AnchorPoint(x[i], labels(number, i), float(len(news[c]))))
+                queried.append(AnchorPoint(x[i], labels(number, i), float(max(sizes[c], 1))))
 
-        while buffer is not None and len(pseudo) + len(queried) > buffer:
-            (pseudo if pseudo else queried).pop(0)
+        if buffer is not None:
+            pseudo, queried = pseudo[-buffer:], queried[-buffer:]
 
         losses = {"pseudo": float(len(pseudo)), "queried": float(len(queried))}
         if pseudo or queried:
@@ -148,29 +146,16 @@ def run(
             rule = Sgd(lr, momentum, nesterov)
             for step in range(training_steps):
                 loss = torch.zeros((), dtype=torch.float64)
-                if pseudo:
-                    u = uniforms(number, step, "pseudo", size)
-                    drawn = [pseudo[int(v * len(pseudo))] for v in u.tolist()]
-                    loss = loss + (1 - alpha) * cross_entropies(net, drawn)
-                if queried:
-                    u = uniforms(number, step, "queried", size)
-                    drawn = [pick_by_weight(queried, v) for v in u.tolist()]
-                    loss = loss + alpha * cross_entropies(net, drawn)
+                for name, anchors, share in (("pseudo", pseudo, 1 - alpha), ("queried", queried, alpha)):
+                    if anchors:
+                        u = uniforms(number, step, name, size)
+                        drawn = [anchors[int(v * len(anchors))] for v in u.tolist()]
+                        loss = loss + share * cross_entropies(net, drawn)
                 rule.step(everything, gradients(loss, everything))
             losses |= {"alpha": alpha, "last": loss.item()}
         extra = {"weights": torch.tensor([a.weight for a in queried], dtype=torch.float64)}
         steps.append(Step(logits, snapshot(net), asked, losses, extra))
     return steps
-
-
-def pick_by_weight(anchors: list[AnchorPoint], u: float) -> AnchorPoint:
-    total = sum(a.weight for a in anchors)
-    reached = 0.0
-    for a in anchors:
-        reached += a.weight / total
-        if reached > u:
-            return a
-    return anchors[-1]
 
 
 def cross_entropies(net: nn.Module, drawn: list[AnchorPoint]) -> Tensor:
@@ -195,7 +180,7 @@ def scenarios() -> list[tuple[str, dict[str, Any]]]:
         ("small", small),
         ("defaults", {**common, "net": nets.cnn(width=2, scale=150.0), "batches": nets.batches(n=130, size=4)}),
         ("budgeted", {**small, "grants": [0, 10, 0, 1, 2]}),
-        ("small buffer", {**small, "buffer": 20}),
+        ("small buffer", {**small, "buffer": 10}),
         (
             "vit",
             {

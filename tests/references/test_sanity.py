@@ -294,22 +294,19 @@ def test_simatta_finds_clusters_and_never_asks_for_more_than_granted() -> None:
         assert all(len(s.asked) <= g for s, g in zip(played(simatta, name), grants, strict=True))
 
 
-def test_simatta_draws_by_weight_and_keeps_to_its_buffer() -> None:
-    anchors = [simatta.AnchorPoint(torch.zeros(1), i, w) for i, w in enumerate((1.0, 2.0, 1.0))]
-    drawn = [simatta.pick_by_weight(anchors, u).label for u in (0.0, 0.24, 0.26, 0.74, 0.76, 0.99)]
-    assert drawn == [0, 0, 1, 1, 2, 2]
-    sizes = [s.losses["pseudo"] + s.losses["queried"] for s in played(simatta, "small buffer")]
-    assert max(sizes) == 20
+def test_simatta_keeps_to_its_buffer_and_weighs_by_cluster() -> None:
+    assert max(s.losses["pseudo"] for s in played(simatta, "small buffer")) == 10
+    assert max(s.losses["queried"] for s in played(simatta, "small buffer")) == 10
     assert all(w >= 1 for w in played(simatta, "small")[-1].extra["weights"])
 
 
-def test_hiltta_without_labels_is_tent() -> None:
+def test_hiltta_without_labels_is_tent_at_the_first_rate() -> None:
     kwargs = scenario(hiltta, "defaults", grants=[0] * 5)
-    assert gap(play(hiltta, kwargs), played(tent, "defaults")) == 0.0
+    assert gap(play(hiltta, kwargs), play(tent, scenario(tent, "defaults", lr=5e-5))) == 0.0
 
 
 def test_hiltta_keeps_every_candidate_somewhere() -> None:
-    kept = {s.losses["rate"] for n in ("sharp", "sharper", "sharper, other batches") for s in played(hiltta, n)}
+    kept = {s.losses["rate"] for n in ("sharp", "sharper") for s in played(hiltta, n)}
     assert kept == set(hiltta.CANDIDATES)
 
 
