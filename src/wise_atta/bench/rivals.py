@@ -50,6 +50,8 @@ class Setting:
     note: str = ""
 
 
+# The published value for ten classes; at 0.05 hardly a sample differs enough from the average.
+_FEW_CLASSES = {name: {"epsilon": 0.4} for name in ("eta", "eata", "cema")}
 _CIFAR_MODEL = "file:models/cifar10-resnet18_w32.safetensors"
 _PACS_MODEL = "file:models/pacs-photo.safetensors"
 SETTINGS: dict[str, Setting] = {
@@ -59,6 +61,7 @@ SETTINGS: dict[str, Setting] = {
         tune_stream={},
         source_data="digits-train",
         teacher="digits",
+        options=_FEW_CLASSES,
         note="The teacher of cema is the student's own source model.",
     ),
     "cifar10": Setting(
@@ -66,9 +69,10 @@ SETTINGS: dict[str, Setting] = {
         tune_on="cifar10+extra",
         tune_stream={"limit": 1280},
         source_data="cifar10-train",
-        teacher="file:models/cifar10-resnet18.safetensors",
-        options={name: {"epsilon": 0.4} for name in ("eta", "eata", "cema")} | {"cotta": {"preset": "cifar10-c"}},
-        note="2,176 pictures a corruption, 34 batches of 64, 510 batches in all.",
+        teacher=_CIFAR_MODEL,
+        options=_FEW_CLASSES | {"cotta": {"preset": "cifar10-c"}},
+        note="2,176 pictures a corruption, 34 batches of 64, 510 batches in all. The teacher of cema is the student's own "
+        "source model.",
     ),
     "imagenet-sample": Setting(
         {"data": "imagenet-sample+c", "model": "efficientnet_lite0", "batch": 64, "stream": {"cut": False}},
@@ -85,6 +89,7 @@ SETTINGS: dict[str, Setting] = {
         tune_stream={"limit": 480},
         source_data="tree:pacs-photo.zip",
         teacher=_PACS_MODEL,
+        options=_FEW_CLASSES,
         note="Source photo. The teacher of cema is the student's own source model.",
     ),
 }
