@@ -96,7 +96,7 @@ def demo(
     limit: Annotated[int, typer.Option(min=1, help="Pictures under each corruption.")] = 320,
     out: Annotated[Path, typer.Option(help="Where report, picture and runs go.")] = Path("demo"),
     open_it: Annotated[bool, typer.Option("--open/--no-open", help="Open the report in a browser.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Worker processes, of one thread each.")] = 2,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Worker processes, of one thread each; one a core.")] = None,
     tune: Annotated[
         bool, typer.Option("--tune", help="Instead, search the settings on seeds that are not scored.")
     ] = False,
@@ -106,7 +106,7 @@ def demo(
     """Watch a classifier adapt to a corrupted stream and ask for few labels.
 
     Trains a small network on one half of scikit-learn's digits (once; it is kept in the user's cache folder), then
-    adapts it on the other half under 15 corruptions with five methods. Prints a table and writes one HTML report.
+    adapts it on the other half under 15 corruptions. Prints a table and writes one HTML report.
 
     [bold]Examples[/bold]
 
@@ -198,7 +198,7 @@ def _show_demo(result: Demo, page: Path, seconds: float) -> None:
     stream = f"{facts['batches']} batches of {facts['stream']['batch']} digits under 15 corruptions"
     table = Table(
         title=f"{stream}, {len(result.seeds)} seeds",
-        caption="error: mean ± deviation over seeds · difference: paired by seed, 95 % interval by Student's t",
+        caption="error: mean ± deviation over seeds\ndifference: paired by seed, 95 % interval by Student's t",
     )
     table.add_column("method")
     for head in ("error %", "labels spent", f"difference to {BASELINE}"):

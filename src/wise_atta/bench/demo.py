@@ -1,4 +1,4 @@
-"""What does it look like at work? Five methods on digits under 15 corruptions, compared seed by seed.
+"""What does it look like at work? Digits under 15 corruptions, without and with labels, compared seed by seed.
 
 Stream, learning rates and weights were fixed on other seeds beforehand: `wise-atta demo --tune` runs that grid, and
 `docs/results/demo-settings.json` is what it printed.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,12 +33,15 @@ LIMIT = 320
 TENT: Mapping[str, Any] = {"lr": 0.1}
 WISE: Mapping[str, Any] = {"lr": 0.1, "lambda_sup": 0.1, "lambda_ent": 1.0, "head_lr": 1e-3}
 
+_WISE: Mapping[str, Any] = {"method": "wise", "statistics": "batch", "options": WISE}
 ROWS: Mapping[str, Mapping[str, Any]] = {
     "source": {"method": "source"},
     "bn": {"method": "bn"},
-    "tent": {"method": "tent", "options": TENT},
-    "wise, uniform": {"method": "wise", "policy": "uniform", "ratio": RATIO, "options": WISE},
-    "wise, paced": {"method": "wise", "policy": "paced", "ratio": RATIO, "options": WISE},
+    "tent": {"method": "tent", "statistics": "batch", "options": TENT},
+    # What the labels themselves are worth: the same update, and nobody to ask.
+    "wise, no labels": {**_WISE, "policy": "never"},
+    "wise, uniform": {**_WISE, "policy": "uniform", "ratio": RATIO},
+    "wise, paced": {**_WISE, "policy": "paced", "ratio": RATIO},
 }
 
 # The first pair is the paper's.
@@ -215,7 +219,7 @@ def run(
     seeds: Sequence[int] = SEEDS,
     *,
     limit: int = LIMIT,
-    jobs: int = 2,
+    jobs: int | None = None,
     report: Report | None = None,
 ) -> Demo:
     """Run every row with every seed, anew, and compare.
@@ -227,7 +231,7 @@ def run(
     limit
         Pictures of each corruption.
     jobs
-        Worker processes.
+        Worker processes; by default one for each core.
     report
         Told about each run when it is over.
     """
@@ -235,7 +239,7 @@ def run(
         raise errors.BadConfig(f"seeds {list(seeds)}: give at least one, and none that settings were chosen on")
     places = Places(out / "runs")
     experiments = [experiment(row, seed, limit=limit) for seed in seeds for row in ROWS]
-    cards = sweep(experiments, places, jobs=jobs, report=report, keep=1, again=True)
+    cards = sweep(experiments, places, jobs=jobs or _cores(), report=report, keep=1, again=True)
     return compare(cards, seeds, places)
 
 
@@ -266,12 +270,21 @@ def _never_asked(ours: Mapping[str, Any], theirs: Mapping[str, Any], places: Pla
     return 100 * wrong[0] / max(1, seen[0]), 100 * wrong[1] / max(1, seen[1])
 
 
+def _cores() -> int:
+    return os.cpu_count() or 1
+
+
 def _folder(card: Mapping[str, Any], places: Places) -> Path:
     return places.of(Experiment.parse(card["experiment"]))
 
 
 def tune(
-    out: Path, seeds: Sequence[int] = TUNING_SEEDS, *, limit: int = LIMIT, jobs: int = 2, report: Report | None = None
+    out: Path,
+    seeds: Sequence[int] = TUNING_SEEDS,
+    *,
+    limit: int = LIMIT,
+    jobs: int | None = None,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """Try the grid on seeds that are never scored; every point with its mean error, and the best of each method.
 
@@ -281,7 +294,7 @@ def tune(
     runs = [experiment(row, seed, limit=limit, options=options) for row, options in points for seed in seeds]
     # Seed by seed, so that a stream in memory serves the whole grid.
     runs.sort(key=lambda run: run.seed)
-    cards = sweep(runs, Places(out / "tune"), jobs=jobs, report=report, keep=1)
+    cards = sweep(runs, Places(out / "tune"), jobs=jobs or _cores(), report=report, keep=1)
     found = {run.digest: card["results"] for run, card in zip(runs, cards, strict=True)}
     tried: dict[str, list[dict[str, Any]]] = {row: [] for row in GRID}
     for row, options in points:

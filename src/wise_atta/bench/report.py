@@ -18,7 +18,14 @@ from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.run import build
 from wise_atta.bench.svg import STYLE, THEME, Axis, Chart, ticks
 
-KINDS = {"source": "source", "bn": "bn", "tent": "tent", "wise, uniform": "uniform", "wise, paced": "paced"}
+KINDS = {
+    "source": "source",
+    "bn": "bn",
+    "tent": "tent",
+    "wise, no labels": "never",
+    "wise, uniform": "uniform",
+    "wise, paced": "paced",
+}
 ASKING = ("wise, uniform", "wise, paced")
 SHOWN = "wise, paced"
 # Errors of a few and of ninety per cent have to be readable in one picture: heights go with the square root.
@@ -29,7 +36,8 @@ PAGE = """
 *{box-sizing:border-box} body{margin:0;background:var(--page);color:var(--ink);
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
 main{max-width:1120px;margin:0 auto;padding:32px 20px 56px} h1{font-size:26px;margin:0 0 4px}
-h2{font-size:17px;margin:0 0 2px} p{margin:0 0 10px} .dim{color:var(--dim)} .lead{max-width:78ch;margin-bottom:22px}
+h2{font-size:17px;margin:0 0 4px} p{margin:0 0 8px} .note{margin:12px 0 0;font-size:13px}
+.dim{color:var(--dim)} .lead{max-width:78ch;margin-bottom:22px}
 section{background:var(--card);border:1px solid var(--rule);border-radius:12px;padding:18px 20px;margin-top:18px}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(230px,1fr));gap:14px} .tiles section{margin:0}
 .big{font-size:27px;font-weight:650;letter-spacing:-.02em} .pair{display:grid;gap:18px;
@@ -56,7 +64,7 @@ def html(demo: Demo) -> str:
     parts = [
         _head(facts),
         _tiles(demo, facts),
-        _section("The table", _table(demo), _verdicts(demo)),
+        _section("Result", _verdicts(demo) + _table(demo) + _footnote()),
         _section(
             "Error over the stream",
             _legend(KINDS) + error_chart(demo).svg("error of every method over the stream"),
@@ -123,8 +131,8 @@ def _tiles(demo: Demo, facts: Mapping[str, Any]) -> str:
     source, wise = demo.line("source"), demo.line(SHOWN)
     share = 100 * wise.spent / facts["pictures"]
     tiles = [
-        (f"{source.error:.1f} % → {wise.error:.1f} %", f"error, from the model as trained to {SHOWN}"),
-        (f"{wise.spent:g} of {facts['pictures']:,}", f"pictures were labelled: {share:.1f} %"),
+        (f"{source.error:.1f} % → {wise.error:.1f} %", f"error: the model as trained, and {SHOWN}"),
+        (f"{wise.spent:.0f} of {facts['pictures']:,}", f"pictures were labelled: {share:.1f} %"),
     ]
     if wise.difference is not None:
         span = f"95 % interval {signed(wise.difference.low)} to {signed(wise.difference.high)}"
@@ -149,7 +157,7 @@ def _table(demo: Demo) -> str:
             error_text(line),
             labels_text(line),
             difference_text(line.difference),
-            difference_text(line.never_asked if line.name in ASKING else None),
+            difference_text(line.never_asked),
         ]
         for line in demo.lines
     ]
@@ -171,12 +179,16 @@ def difference_text(found: Interval | None) -> str:
 
 def _verdicts(demo: Demo) -> str:
     said = [line.verdict() for line in demo.lines if line.name in ASKING and line.difference is not None]
-    means = (
-        "Error: mean ± deviation over seeds. Difference: paired by seed, in points, 95 % interval by Student's t. "
-        "A picture comes under every corruption, so labels could help by being remembered: the last column leaves out, "
-        f"for the method and for {demos.BASELINE}, every picture that the method ever asked for."
+    return "".join(f"<p>{escape(text[0].upper() + text[1:])}.</p>" for text in said)
+
+
+def _footnote() -> str:
+    return (
+        '<p class="dim note">Error: mean ± deviation over seeds. Difference: paired by seed, in points, with its 95 % '
+        "interval by Student's t. A picture comes under every corruption, so a label could help by being remembered: "
+        f"the last column leaves out, for the method and for {demos.BASELINE}, each picture that the method asked for. "
+        "<i>No labels</i> is the same update with nobody to ask.</p>"
     )
-    return ". ".join(escape(text[0].upper() + text[1:]) for text in said) + (". " if said else "") + means
 
 
 def _legend(names: Mapping[str, str] | Sequence[str]) -> str:
@@ -289,29 +301,29 @@ def scatter(demo: Demo) -> Chart:
     chart.ticks_y(ticks(chart.y.high))
     chart.ticks_x(ticks(chart.x.high))
     for row in asked:
-        kind = "right" if row["predicted"] == row["truth"] else "wrong"
+        kind = "dim" if row["predicted"] == row["truth"] else "wrong"
         chart.dot(row["entropy"], row["drift"], kind, f"{row['domain']}: {row['predicted']}, was {row['truth']}")
     wrong = sum(row["predicted"] != row["truth"] for row in asked)
     chart.text(46, 18, "drift", "head")
     chart.text(1050, 372, "entropy of the prediction (nats)", "tick", "end")
     chart.text(1050, 18, f"{wrong} predicted wrong", "wrong", "end")
-    chart.text(900, 18, f"{len(asked) - wrong} predicted right", "right", "end")
+    chart.text(900, 18, f"{len(asked) - wrong} predicted right", "dim", "end")
     return chart
 
 
 def _bars(demo: Demo, width: float, height: float) -> Chart:
     """Error by row with its deviation."""
     high = max(line.error + (line.sd or 0) for line in demo.lines)
-    chart = Chart(width, height, Axis(0, high, 96, width - 70), Axis(0, len(demo.lines), 34, height - 20))
+    chart = Chart(width, height, Axis(0, high, 106, width - 90), Axis(0, len(demo.lines), 34, height - 20))
     chart.text(8, 18, f"error, {_seeds(demo)}", "head")
     for place, line in enumerate(demo.lines):
         middle = place + 0.5
         chart.bar((0, place + 0.2), (line.error, place + 0.8), KINDS[line.name], f"{line.name}: {error_text(line)} %")
         if line.sd is not None:
             chart.stroke((line.error - line.sd, middle), (line.error + line.sd, middle), "whisker")
-        chart.text(88, chart.y(middle) + 4, line.name, "", "end")
+        chart.text(98, chart.y(middle) + 4, line.name, "", "end")
         end = chart.x(line.error + (line.sd or 0)) + 7
-        asked = "" if line.allowed is None else f" · {line.spent:g} labels"
+        asked = "" if line.allowed is None else f" · {line.spent:.0f} labels"
         chart.text(end, chart.y(middle) + 4, f"{error_text(line)} %{asked}", KINDS[line.name])
     return chart
 

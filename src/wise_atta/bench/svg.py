@@ -11,12 +11,12 @@ from typing import Literal
 # One colour a series, in both themes; everything drawn names its series as a class and holds no colour itself.
 THEME = """
 :root{--page:#ffffff;--card:#ffffff;--ink:#1f2937;--dim:#6b7280;--rule:#e5e7eb;--soft:#f3f4f6;
---source:#9ca3af;--bn:#8b5cf6;--tent:#2563eb;--uniform:#d97706;--paced:#e11d48;--right:#15803d;--wrong:#dc2626}
+--source:#9ca3af;--bn:#8b5cf6;--tent:#2563eb;--never:#0d9488;--uniform:#d97706;--paced:#e11d48;--right:#15803d;--wrong:#dc2626}
 @media (prefers-color-scheme:dark){:root{--page:#0f141b;--card:#161d27;--ink:#e5e7eb;--dim:#9ca3af;--rule:#2b3542;
---soft:#1f2833;--source:#7b8594;--bn:#a78bfa;--tent:#60a5fa;--uniform:#fbbf24;--paced:#fb7185;--right:#4ade80;
+--soft:#1f2833;--source:#7b8594;--bn:#a78bfa;--tent:#60a5fa;--never:#2dd4bf;--uniform:#fbbf24;--paced:#fb7185;--right:#4ade80;
 --wrong:#f87171}}
 """
-SERIES = ("source", "bn", "tent", "uniform", "paced", "right", "wrong", "dim")
+SERIES = ("source", "bn", "tent", "never", "uniform", "paced", "right", "wrong", "dim")
 STYLE = """
 svg text{fill:var(--ink);font:12px system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
 svg .tick{fill:var(--dim);font-size:11px} svg .axis{stroke:var(--dim)} svg .grid{stroke:var(--rule)}
