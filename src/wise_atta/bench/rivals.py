@@ -71,7 +71,7 @@ SETTINGS: dict[str, Setting] = {
         source_data="cifar10-train",
         teacher=_CIFAR_MODEL,
         options=_FEW_CLASSES | {"cotta": {"preset": "cifar10-c"}},
-        note="2,176 pictures a corruption, 34 batches of 64, 510 batches in all. The teacher of cema is the student's own "
+        note="2,176 pictures a corruption: 34 batches of 64, 510 in all. The teacher of cema is the student's own "
         "source model.",
     ),
     "imagenet-sample": Setting(
