@@ -432,6 +432,8 @@ def _settings(experiment: Experiment) -> Iterator[None]:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        # Deterministic mode also fills every new tensor, a kernel each, to expose reads of memory never written to.
+        torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         yield
     finally:
