@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._-]+$", examples=["default"])]
-Text = Annotated[str, Field(min_length=1, max_length=64)]
+Id = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9-]+$", examples=["17-3"])]
+Person = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\x00-\x1f]+$", examples=["ann"])]
 
 
 class Model(BaseModel):
@@ -80,7 +81,7 @@ class AnswerIn(Model):
     """One answer."""
 
     stream: Name = "default"
-    query: Text = Field(examples=["17-3"])
+    query: Id
     label: Annotated[int, Field(ge=0, le=10**9)] | Literal["cant_tell", "skip"] = Field(examples=[3])
 
 
@@ -124,8 +125,8 @@ class Held(Model):
 class Revoke(Model):
     """Which labels never were: all those of a person, or those of some questions."""
 
-    by: Text | None = Field(default=None, examples=["ann"])
-    queries: list[Text] | None = Field(default=None, max_length=10_000, examples=[["17-3"]])
+    by: Person | None = None
+    queries: list[Id] | None = Field(default=None, max_length=10_000)
 
 
 class Revoked(Model):

@@ -35,6 +35,7 @@ from wise_atta.serve.intake import Sample, TooLarge, to_png
 from wise_atta.serve.ledger import Notice, Question, Reply
 from wise_atta.serve.metrics import Metrics
 from wise_atta.serve.retain import close_old, prune
+from wise_atta.serve.revoke import revoke
 from wise_atta.serve.service import Service, Stream
 from wise_atta.serve.shield import Shield
 from wise_atta.serve.state import Event, wilson
@@ -65,6 +66,7 @@ _CONFLICTS: dict[int | str, dict[str, Any]] = {
     409: {"model": api.Problem, "description": "Answered otherwise before, or in somebody else's hands"},
     410: {"model": api.Problem, "description": "The question has expired"},
 }
+_KINDS: dict[int | str, dict[str, Any]] = {415: {"model": api.Problem, "description": "A kind that is not taken"}}
 _PREDICT_BODY = {
     "required": True,
     "content": {
@@ -75,7 +77,7 @@ _PREDICT_BODY = {
                 "properties": {"pictures": {"type": "array", "items": {"type": "string", "format": "binary"}}},
             }
         },
-        "application/json": {"schema": {"$ref": "#/components/schemas/Pictures"}},
+        "application/json": {"schema": api.Pictures.model_json_schema()},
         "application/x-npy": {"schema": {"type": "string", "format": "binary"}},
     },
 }
@@ -164,7 +166,7 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
 
     # -- predicting ---------------------------------------------------------------------------------------------
 
-    @app.post("/predict", tags=["predict"], openapi_extra={"requestBody": _PREDICT_BODY})
+    @app.post("/predict", tags=["predict"], openapi_extra={"requestBody": _PREDICT_BODY}, responses=_KINDS)
     async def predict(
         request: Request,
         caller: Annotated[Caller, client],
@@ -215,7 +217,7 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
         response_class=Response,
         responses={200: {"content": {"image/png": {}}, "description": "The picture"}},
     )
-    def picture(stream: api.Name, query: api.Text, caller: Annotated[Caller, annotator]) -> Response:
+    def picture(stream: api.Name, query: api.Id, caller: Annotated[Caller, annotator]) -> Response:
         """The picture of a question, encoded anew."""
         with service.ledger.read() as session:
             row = session.get(Question, (stream_of(stream).name, query))
@@ -275,6 +277,15 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
 
         await _written(service.ledger.write(write, stream.learner.feed))
         return api.Health(status="ok")
+
+    @app.post("/streams/{name}/revoke", tags=["streams"])
+    async def revoke_labels(name: api.Name, body: api.Revoke, caller: Annotated[Caller, admin]) -> api.Revoked:
+        """Make labels as if they had never been. Their questions are open again; the account stays."""
+        stream = stream_of(name)
+        if not service.healthy:
+            raise HTTPException(503, "a learner has stopped: see the log, and restart")
+        done = await _written(stream.between(lambda: revoke(stream, by=body.by, queries=body.queries)))
+        return api.Revoked(answers=done.answers, exact=done.exact, replayed=done.replayed)
 
     @app.get("/annotators", tags=["streams"])
     def annotators(caller: Annotated[Caller, admin]) -> list[api.Annotator]:

@@ -7,7 +7,6 @@ import base64
 import binascii
 import io
 import struct
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,25 +117,26 @@ class Intake:
     def _many(self, count: int) -> TooLarge:
         return TooLarge(f"{count} pictures in one request: send {self.max_pictures} at most")
 
+    def _large(self) -> TooLarge:
+        return TooLarge(f"more than {self.max_pixels} pixels in one request: send fewer or smaller pictures")
+
     def _declared(self, kind: str, data: bytes, left: int) -> int:
         """Pixels by the header alone, before anything is decompressed."""
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                with Image.open(io.BytesIO(data), formats=[kind]) as picture:
-                    pixels = picture.width * picture.height
+            with Image.open(io.BytesIO(data), formats=[kind]) as picture:
+                pixels = picture.width * picture.height
+        except Image.DecompressionBombError as error:
+            raise self._large() from error
         except Exception as error:  # Pillow's parsers raise OSError, SyntaxError, ValueError, struct.error, …
             raise errors.BadInput(f"it begins like {kind} but cannot be read ({type(error).__name__})") from error
         if pixels > left:
-            raise TooLarge(f"more than {self.max_pixels} pixels in one request: send fewer or smaller pictures")
+            raise self._large()
         if not pixels:
             raise errors.BadInput("it has no pixels")
         return pixels
 
     def _picture(self, kind: str, data: bytes) -> Tensor:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            picture = pictures.decode(data, f"the {kind}")
+        picture = pictures.decode(data, f"the {kind}")
         if len(self.preparation.mean) == 1:
             picture = picture.convert("L")
         return self._fit(picture)
@@ -231,9 +231,7 @@ def to_png(kind: str, data: bytes, side: int = 1024) -> bytes:
         values = one if one.dtype == np.uint8 else np.rint(one.transpose(1, 2, 0) * 255).astype(np.uint8)
         picture = Image.fromarray(values[:, :, 0] if values.ndim == 3 and values.shape[2] == 1 else values)
     else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            picture = pictures.decode(data, "the picture")
+        picture = pictures.decode(data, "the picture")
     if max(picture.size) > side:
         picture.thumbnail((side, side))
     buffer = io.BytesIO()

@@ -66,6 +66,14 @@ class LoggedEvent(Base):
     __table_args__ = (Index("events_by_stream", "stream", "seq"), {"sqlite_autoincrement": True})
 
 
+class Reach(Base):
+    """How far back the log of a stream goes: events up to `cut` are gone."""
+
+    __tablename__ = "reach"
+    stream: Mapped[str] = mapped_column(String(64), primary_key=True)
+    cut: Mapped[int] = mapped_column(BigInteger)
+
+
 class Checkpoint(Base):
     """A stream's state after an event. In the database, so that state and place in the log cannot part."""
 
@@ -86,6 +94,7 @@ class Question(Base):
     stream: Mapped[str] = mapped_column(String(64), primary_key=True)
     id: Mapped[str] = mapped_column(String(64), primary_key=True)
     seq: Mapped[int] = mapped_column(BigInteger)
+    rank: Mapped[int]
     index: Mapped[int]
     name: Mapped[str] = mapped_column(String(128))
     audit: Mapped[bool]
@@ -417,9 +426,22 @@ def add_checkpoint(
         base, drop = (old[-1].seq, old[:-1]) if old else (0, [])
     else:
         base, drop = seq, _thinned(list(rows), keep)
-    session.execute(delete(LoggedEvent).where(LoggedEvent.stream == stream, LoggedEvent.seq <= base))
+    cut(session, stream, base)
     if drop:
         session.execute(delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in drop])))
+
+
+def cut(session: Session, stream: str, seq: int) -> None:
+    """Drop the events of a stream up to a place."""
+    gone = session.execute(delete(LoggedEvent).where(LoggedEvent.stream == stream, LoggedEvent.seq <= seq))
+    if getattr(gone, "rowcount", 0):
+        session.merge(Reach(stream=stream, cut=seq))
+
+
+def reaches_back_to(session: Session, stream: str) -> int:
+    """The place in the log after which every event of a stream is there."""
+    row = session.get(Reach, stream)
+    return 0 if row is None else row.cut
 
 
 def _thinned(rows: list[Any], keep: int) -> list[Any]:

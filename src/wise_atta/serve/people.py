@@ -59,7 +59,7 @@ def lease(
             or_(Question.lease_until.is_(None), Question.lease_until < now, Question.lease_by == by),
             ~skipped,
         )
-        .order_by(case((own, 0), else_=1), Question.asked_at, Question.seq, Question.index)
+        .order_by(case((own, 0), else_=1), Question.asked_at, Question.seq, Question.rank)
         .limit(limit)
     ).all()
     new: dict[str, list[str]] = {}

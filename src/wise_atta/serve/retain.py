@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from wise_atta import errors
 from wise_atta.serve import ledger as db
-from wise_atta.serve.ledger import Base, Checkpoint, Ledger, LoggedEvent, Question, Reply
+from wise_atta.serve.ledger import Base, Checkpoint, Ledger, Question, Reply
 from wise_atta.serve.state import Event
 
 _OPEN = ("open", "held")
@@ -55,7 +55,7 @@ def prune(session: Session, before: float) -> int:
         # The newest one stays whatever its age: a restart needs it.
         reach = min(base if base is not None else -1, newest if newest is not None else -1)
         session.execute(delete(Checkpoint).where(Checkpoint.stream == stream, Checkpoint.seq < reach))
-        session.execute(delete(LoggedEvent).where(LoggedEvent.stream == stream, LoggedEvent.seq <= reach))
+        db.cut(session, stream, reach)
     return count
 
 

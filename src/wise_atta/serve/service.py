@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from sqlalchemy import func, select, update
@@ -27,6 +27,8 @@ from wise_atta.serve.ledger import Charge, Learned, Ledger, Question
 from wise_atta.serve.ledger import Reply as AnswerRow
 from wise_atta.serve.state import Audit, Event, Outcome, State, guess, pack, unpack
 from wise_atta.who.query import pack_query
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,9 +211,22 @@ class Stream:
         keep, keep_log = self.settings.checkpoints, self.settings.keep_log
         db.add_checkpoint(session, self.name, seq, state, keep=keep, keep_log=keep_log)
 
-    def log(self, kind: str, body: Mapping[str, Any]) -> Future[Event]:
-        """Put something into the log and have it learned."""
-        return self.ledger.write(lambda session: db.log(session, self.name, kind, body), self.learner.feed)
+    def between(self, task: Callable[[], T]) -> Future[T]:
+        """Do something in the learner's thread, between two events."""
+        future: Future[T] = Future()
+        future.set_running_or_notify_cancel()
+
+        def run() -> None:
+            try:
+                result = task()
+            except Exception as error:  # handed to whoever waits for it
+                future.set_exception(error)
+            else:
+                self.serving = self._now()
+                future.set_result(result)
+
+        self.learner.run(run)
+        return future
 
     def note(self, kind: str, **body: Any) -> None:
         """Note something for the people who look after the service."""
@@ -270,6 +285,7 @@ def record(session: Session, stream: str, outcomes: Sequence[Outcome]) -> None:
                 "stream": stream,
                 "id": item.id,
                 "seq": outcome.seq,
+                "rank": rank,
                 "index": item.index,
                 "name": item.name,
                 "audit": item.audit,
@@ -280,7 +296,7 @@ def record(session: Session, stream: str, outcomes: Sequence[Outcome]) -> None:
                 "picture": item.data,
                 "query": None if item.query is None else pack(pack_query(item.query)),
             }
-            for item in outcome.asked
+            for rank, item in enumerate(outcome.asked)
         ]
         db.insert_new(session, Question, questions)
         charges = [*((item.id, 1) for item in outcome.asked), *((name, -1) for name in outcome.refunded)]

@@ -84,6 +84,7 @@ def upgrade() -> None:
         sa.Column("stream", sa.String(length=64), nullable=False),
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("seq", sa.BigInteger(), nullable=False),
+        sa.Column("rank", sa.Integer(), nullable=False),
         sa.Column("index", sa.Integer(), nullable=False),
         sa.Column("name", sa.String(length=128), nullable=False),
         sa.Column("audit", sa.Boolean(), nullable=False),
@@ -99,6 +100,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("stream", "id"),
     )
     op.create_index("queries_by_state", "queries", ["stream", "state", "seq"], unique=False)
+    op.create_table(
+        "reach",
+        sa.Column("stream", sa.String(length=64), nullable=False),
+        sa.Column("cut", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("stream"),
+    )
     op.create_table(
         "showings",
         sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False),

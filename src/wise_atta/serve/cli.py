@@ -1,0 +1,235 @@
+"""How is the service started and looked after? `wise-atta serve`, and `wise-atta ledger token | export | prune`."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from wise_atta import errors
+from wise_atta.data import models
+from wise_atta.serve import auth
+from wise_atta.serve.config import Limits, Settings, is_loopback
+from wise_atta.serve.ledger import Ledger, Token
+
+app = typer.Typer(help="The ledger of a service: tokens, export, retention.", no_args_is_help=True)
+tokens = typer.Typer(help="Who may do what.", no_args_is_help=True)
+app.add_typer(tokens, name="token")
+console = Console()
+
+Database = Annotated[
+    str, typer.Option("--database", envvar="WISE_ATTA_DATABASE", help="SQLAlchemy URL: SQLite file or PostgreSQL.")
+]
+T = TypeVar("T")
+DATABASE = "sqlite:///wise-atta.db"
+
+
+def read_classes(path: Path | None) -> tuple[str, ...] | None:
+    """Class names, one a line."""
+    if path is None:
+        return None
+    try:
+        names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.BadConfig(f"{path} cannot be read as a list of class names: {error}") from error
+    if len(set(names)) != len(names):
+        raise errors.BadConfig(f"{path} names a class twice")
+    return names
+
+
+def read_options(given: list[str]) -> dict[str, object]:
+    """Options of a method as they are typed.
+
+    >>> read_options(["lr=1e-3", "selector=margin"])
+    {'lr': 0.001, 'selector': 'margin'}
+    """
+    options: dict[str, object] = {}
+    for item in given:
+        name, sign, value = item.partition("=")
+        if not sign:
+            raise errors.BadConfig(f"{item!r}: write an option as name=value")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
+
+
+def serve(
+    model: Annotated[str, typer.Option(help="A model by name, file:WEIGHTS#ARCHITECTURE, or package.module:factory.")],
+    classes: Annotated[Path | None, typer.Option(help="Names of the classes, one a line.")] = None,
+    ratio: Annotated[str, typer.Option(help="Labels per picture.")] = "0.01",
+    audit: Annotated[str, typer.Option(help="Share of them that measures accuracy.")] = "0.1",
+    method: Annotated[str, typer.Option(help="How to adapt.")] = "wise",
+    option: Annotated[list[str] | None, typer.Option(help="An option of the method, name=value.")] = None,
+    statistics: Annotated[str, typer.Option(help="What BatchNorm normalises with.")] = "source",
+    stream: Annotated[list[str] | None, typer.Option(help="Name of a stream; may be given several times.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
+    database: Database = DATABASE,
+    max_batch: Annotated[int, typer.Option(help="Pictures of a micro-batch, and of a request, at most.")] = 64,
+    max_wait_ms: Annotated[float, typer.Option(help="How long a picture waits for others.")] = 5.0,
+    max_queue: Annotated[int, typer.Option(help="Pictures under way before requests are refused.")] = 1024,
+    max_lag: Annotated[int, typer.Option(help="Micro-batches waiting before updates are skipped.")] = 8,
+    checkpoint_s: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0,
+    checkpoint_events: Annotated[int, typer.Option(help="Events between checkpoints, at most.")] = 500,
+    lease_s: Annotated[float, typer.Option(help="How long a question is one person's.")] = 120.0,
+    keep_log: Annotated[
+        float, typer.Option(help="Days to keep the event log, with every picture, for revocation.")
+    ] = 0,
+    retain: Annotated[float, typer.Option(help="Days to keep the pictures of questions; 0 keeps them.")] = 0,
+    threads: Annotated[int, typer.Option(help="Threads of one forward.")] = 1,
+    rate: Annotated[float, typer.Option(help="Requests per second and caller; 0 lifts the limit.")] = 0,
+    max_body: Annotated[int, typer.Option(help="Bytes of a request.")] = Limits.body,
+    max_pixels: Annotated[int, typer.Option(help="Pixels of a request.")] = Limits.pixels,
+    seed: Annotated[int, typer.Option(help="Of all draws.")] = 0,
+) -> None:
+    """Serve a model that adapts while it predicts, and asks people for few labels."""
+    try:
+        settings = Settings(
+            database=database,
+            streams=tuple(stream or ["default"]),
+            method=method,
+            options=read_options(option or []),
+            ratio=ratio,
+            audit=audit,
+            statistics=statistics,
+            classes=read_classes(classes),
+            max_batch=max_batch,
+            max_wait_ms=max_wait_ms,
+            max_queue=max_queue,
+            max_lag=max_lag,
+            checkpoint_s=checkpoint_s,
+            checkpoint_events=checkpoint_events,
+            lease_s=lease_s,
+            keep_log=keep_log,
+            retain=retain,
+            threads=threads,
+            seed=seed,
+            limits=Limits(body=max_body, pixels=max_pixels, rate=rate),
+        )
+        run(model, settings, host, port)
+    except errors.WiseAttaError as error:
+        raise _failed(error) from error
+
+
+def run(model: str, settings: Settings, host: str, port: int) -> None:
+    """Serve until told to stop. Refuses to be open to other machines without a token."""
+    import uvicorn
+
+    from wise_atta.serve.app import create_app
+    from wise_atta.serve.service import Service
+
+    loopback = is_loopback(host)
+    if not loopback:
+        require_tokens(settings.database, host)
+    service = Service(models.load(model), settings)
+    # Access logs would say who asked for which picture; /metrics has the counts.
+    uvicorn.run(
+        create_app(service, loopback=loopback),
+        host=host,
+        port=port,
+        log_level=os.environ.get("WISE_ATTA_LOG", "warning"),
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=30,
+    )
+
+
+def require_tokens(database: str, host: str) -> None:
+    """Refuse an address that other machines can reach as long as nobody has a token."""
+    ledger = Ledger(database)
+    try:
+        with ledger.read() as session:
+            known = session.scalars(select(Token).where(Token.revoked_at.is_(None))).first()
+    finally:
+        ledger.close()
+    if known is None:
+        raise errors.BadConfig(
+            f"other machines can reach {host}, and there is no token: make one first "
+            "(wise-atta ledger token create NAME --role admin), or listen on 127.0.0.1"
+        )
+
+
+@tokens.command("create")
+def create_token(
+    name: Annotated[str, typer.Argument(help="Who it is for; answers are recorded under this name.")],
+    role: Annotated[str, typer.Option(help=f"One of {', '.join(auth.ROLES)}.")],
+    database: Database = DATABASE,
+) -> None:
+    """Make a token and print it, this once. A running service takes it at once."""
+    with _ledger(database) as ledger:
+        print(_written(ledger, lambda session: auth.create(session, name, role)))
+
+
+@tokens.command("revoke")
+def revoke_token(name: Annotated[str, typer.Argument(help="Whose.")], database: Database = DATABASE) -> None:
+    """Let nobody in with a token any more. A running service heeds it within a second."""
+    with _ledger(database) as ledger:
+        _written(ledger, lambda session: auth.revoke(session, name))
+
+
+@tokens.command("list")
+def list_tokens(database: Database = DATABASE) -> None:
+    """Show who has a token."""
+    table = Table("name", "role", "revoked")
+    with _ledger(database) as ledger, ledger.read() as session:
+        for row in session.scalars(select(Token).order_by(Token.name)):
+            table.add_row(row.name, row.role, "yes" if row.revoked_at is not None else "")
+    console.print(table)
+
+
+@app.command("export")
+def export_ledger(
+    folder: Annotated[Path, typer.Argument(help="Where the Parquet files go.")], database: Database = DATABASE
+) -> None:
+    """Write every table but the tokens as a Parquet file, without pictures."""
+    from wise_atta.serve.retain import export
+
+    with _ledger(database) as ledger:
+        rows = export(ledger, folder)
+    for name, count in rows.items():
+        print(f"{name}\t{count}")
+
+
+@app.command("prune")
+def prune_ledger(
+    days: Annotated[float, typer.Option(min=0, help="Delete what is older.")], database: Database = DATABASE
+) -> None:
+    """Delete the pictures of closed questions that are older than some days."""
+    from wise_atta.serve.retain import prune
+
+    with _ledger(database) as ledger:
+        print(_written(ledger, lambda session: prune(session, time.time() - days * 86400)))
+
+
+def _failed(error: errors.WiseAttaError) -> typer.Exit:
+    Console(stderr=True).print(f"error: {error}", highlight=False, markup=False)
+    return typer.Exit(2)
+
+
+@contextmanager
+def _ledger(url: str) -> Iterator[Ledger]:
+    """A ledger for the time of one command, beside a service that may be running."""
+    ledger = Ledger(url, exclusive=False)
+    try:
+        yield ledger
+    except errors.WiseAttaError as error:
+        raise _failed(error) from error
+    finally:
+        ledger.close()
+
+
+def _written(ledger: Ledger, work: Callable[[Session], T]) -> T:
+    return ledger.write(work).result()

@@ -1,0 +1,150 @@
+"""Is anything lost when the process is killed again and again, under load, with answers coming in?
+
+The processes are real: uvicorn on a loopback port, killed with SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+from serve.parts import pictures, small_model
+from serve.victim import digest, options
+from sqlalchemy import func, select
+
+from wise_atta import rng
+from wise_atta.serve import ledger as db
+from wise_atta.serve.client import Client, Refused
+from wise_atta.serve.config import build
+from wise_atta.serve.intake import Intake
+from wise_atta.serve.state import Audit, State
+
+# Two hundred are a matter of minutes: WISE_ATTA_KILLS=200.
+KILLS = int(os.environ.get("WISE_ATTA_KILLS", "20"))
+
+
+@dataclass
+class Seen:
+    """What clients and people were told, which must never turn out to be otherwise."""
+
+    requests: set[str] = field(default_factory=set)
+    answers: dict[str, int] = field(default_factory=dict)
+
+
+def send_pictures(url: str, stop: threading.Event, seen: Seen, worker: int) -> None:
+    with Client(url) as client:
+        number = 1000 * worker
+        while not stop.is_set():
+            number += 1
+            with contextlib.suppress(httpx.TransportError, Refused):
+                seen.requests.add(client.predict(pictures(number, 1 + number % 4)).request)
+
+
+def answer_questions(url: str, stop: threading.Event, seen: Seen) -> None:
+    with Client(url) as client:
+        while not stop.is_set():
+            with contextlib.suppress(httpx.TransportError, Refused):
+                for query in client.queries(limit=3).queries:
+                    label = sum(map(ord, query.query)) % 4
+                    client.answer(query, label)
+                    seen.answers[query.query] = label
+            time.sleep(0.01)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(240)
+def test_nothing_is_lost_however_often_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    starter = subprocess.Popen(
+        [sys.executable, "-m", "serve.victim", str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    config = options(tmp_path)
+    model = small_model()
+    intake = Intake(model.preparation, max_pictures=config.max_batch, max_pixels=config.limits.pixels)
+    twin = State(build(model, config), Audit(config.audit_rate, config.seed), intake)
+    learned: list[str] = []
+    seen = Seen()
+    ledger: db.Ledger | None = None
+    for kill in range(KILLS + 1):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        assert starter.stdin is not None and starter.stdout is not None
+        print(port, file=starter.stdin, flush=True)
+        pid = int(starter.stdout.readline())
+        with Client(url) as client:
+            wait_for(client)
+        ledger = ledger or db.Ledger(config.database, exclusive=False)
+        # No load yet: what is there now is what came back.
+        came_back = httpx.get(f"{url}/digest", timeout=30).json()
+        with ledger.read() as session:
+            for event in db.events(session, "default", twin.position):
+                learned += twin.apply(event).learned
+            assert came_back["position"] == twin.position
+            assert came_back["digest"] == digest(twin.state_dict())
+            assert came_back["spent"] <= came_back["allowed"]
+            assert session.scalar(select(func.coalesce(func.sum(db.Charge.units), 0))) == came_back["spent"]
+            check_log(session, seen)
+            assert {row.query for row in session.scalars(select(db.Learned))} == set(learned)
+        assert len(set(learned)) == len(learned)
+        if kill < KILLS:
+            load(url, pid, seen, kill)
+    # Once more in peace: every answer that was taken is learned.
+    with Client(url) as client:
+        client.predict(pictures(0))
+        httpx.get(f"{url}/digest", timeout=30)
+        client.queries()
+    with ledger.read() as session:
+        done = {row.query for row in session.scalars(select(db.Learned))}
+    ledger.close()
+    os.kill(pid, signal.SIGKILL)
+    starter.communicate()
+    teaching = {name for name in seen.answers if not name.startswith("a")}
+    assert len(teaching) > KILLS and teaching <= done
+    assert len(seen.requests) > 5 * KILLS
+
+
+def wait_for(client: Client) -> None:
+    deadline = time.monotonic() + 60
+    while not client.ready():
+        assert time.monotonic() < deadline, "the service does not come back"
+        time.sleep(0.02)
+
+
+def load(url: str, pid: int, seen: Seen, kill: int) -> None:
+    """Send pictures and answers for a while, then kill the process in the middle of it."""
+    stop = threading.Event()
+    workers = [threading.Thread(target=send_pictures, args=(url, stop, seen, 1000 * kill + n)) for n in range(3)]
+    workers.append(threading.Thread(target=answer_questions, args=(url, stop, seen)))
+    for worker in workers:
+        worker.start()
+    time.sleep(rng.numpy(0, "kill", kill).uniform(0.3, 1.2))
+    os.kill(pid, signal.SIGKILL)
+    stop.set()
+    for worker in workers:
+        worker.join()
+
+
+def check_log(session: db.Session, seen: Seen) -> None:
+    """Whatever was answered with success is in the database."""
+    logged = {
+        request
+        for body in session.scalars(select(db.LoggedEvent.body).where(db.LoggedEvent.kind == "batch"))
+        for request, _ in body["requests"]
+    }
+    assert seen.requests <= logged
+    rows = session.execute(select(db.Reply.query, db.Reply.label).where(db.Reply.status == "accepted")).all()
+    replies = {row[0]: row[1] for row in rows}
+    assert len(replies) == len(rows)
+    assert all(replies.get(name) == label for name, label in seen.answers.items())

@@ -1,0 +1,143 @@
+"""Can labels be made as if they had never been?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serve.parts import crash, same, settings, settled, small_model, twin
+from serve.web import post, running, token
+from sqlalchemy import select
+from starlette.testclient import TestClient
+
+from wise_atta.serve import ledger as db
+from wise_atta.serve.service import Service
+
+# Every sample is asked about, in an order of chance: the questions are the same whatever was learned.
+EVERY: dict[str, Any] = {"ratio": 1, "audit": 0, "options": {"labels": 4, "policy": "uniform", "selector": "random"}}
+
+
+def fill(client: TestClient, service: Service, *, bad: bool) -> dict[str, list[str]]:
+    """Ten batches; two people answer after each of them, one of them wrongly or not at all."""
+    boss = token(service, "boss", "admin")
+    people = {name: token(service, name, "annotator") for name in ("good", "bad")}
+    said: dict[str, list[str]] = {"good": [], "bad": []}
+    for number in range(10):
+        post(client, number, **boss)
+        settled(service)
+        for name, headers in people.items():
+            silent = name == "bad" and not bad
+            # Whoever says nothing holds on to what is left, so that the other one gets the same questions.
+            found = client.get(f"/queries?limit={50 if silent else 2}", headers=headers).json()["queries"]
+            if silent or not found:
+                continue
+            answers = [
+                {"query": q["query"], "label": (int(q["query"].split("-")[1]) + (name == "bad")) % 4} for q in found
+            ]
+            assert client.post("/answers", json={"answers": answers}, headers=headers).status_code == 200
+            said[name] += [q["query"] for q in found]
+    post(client, 10, **boss)
+    settled(service)
+    service.boss = boss  # type: ignore[attr-defined]
+    return said
+
+
+def learned_part(service: Service) -> dict[str, Any]:
+    state = service.streams["default"].state.state_dict()["adapter"]
+    return {name: state[name] for name in ("update", "anchor", "running", "guard", "age")}
+
+
+def test_while_the_log_reaches_back_the_state_is_as_if_the_labels_had_never_come(tmp_path: Path) -> None:
+    with running(tmp_path / "a", keep_log=1, checkpoint_events=7, **EVERY) as (client, service):
+        said = fill(client, service, bad=True)
+        poisoned = learned_part(service)
+        done = client.post("/streams/default/revoke", json={"by": "bad"}, headers=service.boss).json()  # type: ignore[attr-defined]
+        assert done["exact"] and done["answers"] == len(said["bad"]) > 10
+        clean = learned_part(service)
+        account = service.streams["default"].state.spent
+        with service.ledger.read() as session:
+            assert {row.query for row in session.scalars(select(db.Learned))} == set(said["good"])
+            for name in said["bad"]:
+                row = session.get(db.Question, ("default", name))
+                assert row is not None and row.state == "open"
+        settled(service)
+        assert service.streams["default"].serving.version is service.streams["default"].state.adapter.classifier.live
+    with running(tmp_path / "b", keep_log=1, **EVERY) as (client, service):
+        fill(client, service, bad=False)
+        same(clean, learned_part(service))
+        assert account == service.streams["default"].state.spent
+    with pytest.raises(AssertionError):
+        same(clean, poisoned)
+
+
+def test_questions_stay_as_asked_even_where_another_history_would_have_asked_others(tmp_path: Path) -> None:
+    with running(tmp_path, keep_log=1, ratio=0.6, audit=0.2, options={"labels": 2}) as (client, service):
+        said = fill(client, service, bad=True)
+        before = service.streams["default"].state.state_dict()["adapter"]
+        assert client.post("/streams/default/revoke", json={"by": "bad"}, headers=service.boss).json()["exact"]  # type: ignore[attr-defined]
+        after = service.streams["default"].state.state_dict()["adapter"]
+        same(before["policy"], after["policy"])
+        same(before["selector"], after["selector"])
+        opened = {item["query"]["id"] for item in after["desk"]["open"]}
+        teaching = {name for name in said["bad"] if not name.startswith("a")}
+        assert teaching and teaching <= opened
+        with service.ledger.read() as session:
+            rows = session.scalars(select(db.Question.id).where(~db.Question.audit)).all()
+        known = opened | set(after["desk"]["closed"]) | {item["query"]["id"] for item in after["desk"]["pending"]}
+        assert set(rows) == known
+
+
+def test_without_the_log_it_starts_from_a_checkpoint_and_says_that_it_is_approximate(tmp_path: Path) -> None:
+    with running(tmp_path, checkpoint_events=7, **EVERY) as (client, service):
+        said = fill(client, service, bad=True)
+        boss = service.boss  # type: ignore[attr-defined]
+        done = client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss).json()
+        assert not done["exact"] and done["answers"] == len(said["bad"])
+        post(client, 11, **boss)
+        settled(service)
+        with service.ledger.read() as session:
+            assert {row.query for row in session.scalars(select(db.Learned))} == set(said["good"])
+        notices = client.get("/notices", headers=boss).json()
+        assert any(item["kind"] == "revoked" and item["body"]["exact"] is False for item in notices)
+
+
+def test_a_revocation_survives_a_crash(tmp_path: Path) -> None:
+    options = {"keep_log": 1, **EVERY}
+    with running(tmp_path, **options) as (client, service):
+        fill(client, service, bad=True)
+        client.post("/streams/default/revoke", json={"by": "bad"}, headers=service.boss)  # type: ignore[attr-defined]
+        post(client, 11, **service.boss)  # type: ignore[attr-defined]
+        settled(service)
+        before = service.streams["default"].state.state_dict()
+        crash(service)
+        back = Service(small_model(), settings(tmp_path, **options))
+        same(before, back.streams["default"].state.state_dict())
+        back.close()
+
+
+def test_one_answer_can_be_revoked_and_given_anew(tmp_path: Path) -> None:
+    with running(tmp_path, keep_log=1, **EVERY) as (client, service):
+        said = fill(client, service, bad=True)
+        boss, name = service.boss, said["bad"][0]  # type: ignore[attr-defined]
+        url = "/streams/default/revoke"
+        assert client.post(url, json={"queries": [name]}, headers=boss).json()["answers"] == 1
+        assert client.post(url, json={"queries": [name]}, headers=boss).status_code == 404
+        assert client.post(url, json={}, headers=boss).status_code == 422
+        answer = {"answers": [{"query": name, "label": int(name.split("-")[1])}]}
+        assert client.post("/answers", json=answer, headers=boss).status_code == 200
+        post(client, 11, **boss)
+        settled(service)
+        with service.ledger.read() as session:
+            assert session.get(db.Learned, ("default", name)) is not None
+        # The log still tells the whole story, but for the answer that no longer counts.
+        with service.ledger.read() as session:
+            gone = frozenset((r.seq or 0, r.query) for r in session.scalars(select(db.Reply)) if r.status == "revoked")
+            state = service._make()
+            for event in db.events(session, "default", 0):
+                state.apply(event, gone)
+        same(
+            {key: state.state_dict()["adapter"][key] for key in ("update", "anchor", "guard")},
+            {key: learned_part(service)[key] for key in ("update", "anchor", "guard")},
+        )
+        assert twin(service).position == state.position

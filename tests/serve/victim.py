@@ -1,0 +1,83 @@
+"""Which process is killed in the crash test? A real server on a loopback port.
+
+Run as a program it has everything imported and forks a server for every port that it reads, so that a restart takes a
+fraction of a second. It answers with the server's process id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvicorn
+from serve.parts import settings, small_model
+
+from wise_atta.serve.app import create_app
+from wise_atta.serve.config import Settings
+from wise_atta.serve.service import Service
+
+
+def options(folder: Path) -> Settings:
+    return settings(folder, ratio=0.4, audit=0.2, keep_log=1, checkpoint_events=25, max_wait_ms=1.0, max_lag=8)
+
+
+def digest(value: Any) -> str:
+    """A hash over every bit of a state."""
+    found = hashlib.sha256()
+
+    def add(item: Any) -> None:
+        if isinstance(item, torch.Tensor):
+            found.update(f"{item.dtype}{list(item.shape)}".encode() + item.contiguous().numpy().tobytes())
+        elif isinstance(item, dict):
+            for key, inner in item.items():
+                found.update(repr(key).encode())
+                add(inner)
+        elif isinstance(item, list | tuple):
+            found.update(f"{len(item)}".encode())
+            for inner in item:
+                add(inner)
+        else:
+            found.update(repr(item).encode())
+
+    add(value)
+    return found.hexdigest()
+
+
+def serve(folder: str, port: int) -> None:
+    """The process that is killed."""
+    service = Service(small_model(), options(Path(folder)))
+    app = create_app(service, loopback=True)
+
+    @app.get("/digest")
+    def state_digest() -> dict[str, object]:
+        stream = service.streams["default"]
+        return stream.between(
+            lambda: {
+                "digest": digest(stream.state.state_dict()),
+                "position": stream.state.position,
+                "spent": stream.state.spent,
+                "allowed": stream.state.allowed,
+            }
+        ).result()
+
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="critical", access_log=False)
+
+
+def main(folder: str) -> None:
+    child = 0
+    for line in sys.stdin:
+        if child:
+            os.waitpid(child, 0)
+        child = os.fork()
+        if not child:
+            serve(folder, int(line))
+            os._exit(1)
+        print(child, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
