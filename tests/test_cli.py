@@ -50,7 +50,7 @@ def code(arguments: Sequence[str]) -> int:
     return int(left.value.code or 0)
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "doctor", "methods", "data", "train", "evaluate"])
+@pytest.mark.parametrize("command", ["demo", "run", "doctor", "methods", *cli.ROOMS])
 def test_every_command_has_help(command: str) -> None:
     assert command in call("--help")
     shown = CliRunner().invoke(cli.app, [command, "--help"])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
 import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,8 +39,6 @@ app = typer.Typer(
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
-# Arguments of a command that is forwarded to the room that it belongs to.
-FORWARDED = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -401,8 +401,6 @@ def doctor(as_json: Json = False) -> None:
 @app.command()
 def methods(as_json: Json = False) -> None:
     """List the methods: labels a batch, adapted tensors, memory, where each was published, and its options."""
-    from dataclasses import asdict
-
     from wise_atta import methods as known
 
     rows = known.list()
@@ -414,34 +412,56 @@ def methods(as_json: Json = False) -> None:
     typer.echo("Options of one: wise-atta methods --json")
 
 
-# ---- rooms with commands of their own --------------------------------------------------------------------------------
+# ---- commands of other rooms, loaded when they are called ------------------------------------------------------------
 
 
-@app.command("data", context_settings=FORWARDED)
-def data_room(context: typer.Context) -> None:
-    """Data sets: list them, check them, fetch them, make corrupted ones."""
-    with _extra("bench"):
-        from wise_atta.data.cli import app as room
-    room(context.args, prog_name="wise-atta data")
+@dataclass(frozen=True)
+class Room:
+    """Where a command is written: a function, or a typer app that is the command or (`inside`) holds it."""
+
+    place: str
+    extra: str
+    help: str
+    inside: bool = False
+
+    def __call__(self, name: str, arguments: list[str]) -> None:
+        module, _, attribute = self.place.partition(":")
+        with _extra(self.extra):
+            found = getattr(importlib.import_module(module), attribute)
+        if not isinstance(found, typer.Typer):
+            room = typer.Typer(pretty_exceptions_enable=False)
+            room.command(name)(found)
+            found = room
+        inside = [name] if self.inside else []
+        found([*inside, *arguments], prog_name="wise-atta" if inside else f"wise-atta {name}")
 
 
-@app.command("train", context_settings=FORWARDED)
-def train_room(context: typer.Context) -> None:
-    """Train a source model: cifar10, pacs, digits, or a folder of pictures by class."""
-    _models_room("train", context)
+_DATA, _MODELS, _STUDIES = "wise_atta.data.cli:app", "wise_atta.data.train_cli:app", "wise_atta.bench.studies:app"
+ROOMS = {
+    "data": Room(_DATA, "bench", "Data sets: list them, check them, fetch them, make corrupted ones."),
+    "train": Room(_MODELS, "bench", "Train a source model: cifar10, pacs, digits, or a folder by class.", inside=True),
+    "evaluate": Room(_MODELS, "bench", "Measure a model's error on a data set, without adaptation.", inside=True),
+    "rivals": Room(_STUDIES, "bench", "Run methods side by side on one stream.", inside=True),
+    "tune": Room(_STUDIES, "bench", "Choose a method's learning rate on a stream that is not scored.", inside=True),
+    "sweep": Room(_STUDIES, "bench", "Run every combination of the fields that are lists.", inside=True),
+    "no-harm": Room(_STUDIES, "bench", "Measure where adaptation is worse than none.", inside=True),
+    "ablation": Room(_STUDIES, "bench", "Measure what the labels themselves are worth.", inside=True),
+    "serve": Room("wise_atta.serve.cli:serve", "serve", "Put a model behind HTTP, with a page for labels."),
+    "ledger": Room("wise_atta.serve.cli:app", "serve", "The ledger of a service: tokens, export, retention."),
+}
 
 
-@app.command("evaluate", context_settings=FORWARDED)
-def evaluate_room(context: typer.Context) -> None:
-    """Measure a model's error on a data set as it is, without adaptation."""
-    _models_room("evaluate", context)
+def _mount(name: str, room: Room) -> None:
+    # Help is the room's own as well, so every argument is passed on as it is.
+    passed = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+    @app.command(name, help=room.help, context_settings=passed)
+    def forward(context: typer.Context) -> None:
+        room(name, context.args)
 
 
-def _models_room(command: str, context: typer.Context) -> None:
-    with _extra("bench"):
-        from wise_atta.data.train_cli import app as room
-    room([command, *context.args], prog_name="wise-atta")
-
+for _name, _room in ROOMS.items():
+    _mount(_name, _room)
 
 if __name__ == "__main__":
     main()
