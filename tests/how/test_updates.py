@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from core import nets
+from methods import active
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -234,6 +235,16 @@ def test_a_block_takes_the_second_step_in_place_of_the_head() -> None:
         step(first, loss + 0.9 * cross_entropy(logits, rows))
         step(second, cross_entropy(plain(x), rows))
     compare(adapter, plain.net)
+
+
+def test_a_block_resumes_with_momenta_of_its_own() -> None:
+    options = {"block": "norms", "ratio": 1.0, "policy": "uniform", "lr": 0.01}
+    active.assert_resumes(lambda: active.adapt("wise", **options))
+
+
+def test_the_published_rule_has_no_block() -> None:
+    with pytest.raises(errors.BadConfig, match="not a block"):
+        adapt(nets.make(), "wise", preset="authors", length=6, block="block")
 
 
 def test_the_published_sequence_equals_torch_optim_on_a_copy() -> None:
