@@ -15,9 +15,11 @@ from typing import Any
 import torch
 import uvicorn
 from serve.parts import settings, small_model
+from sqlalchemy import create_engine
 
 from wise_atta.serve.app import create_app
-from wise_atta.serve.config import Settings
+from wise_atta.serve.config import Settings, build
+from wise_atta.serve.ledger import migrate
 from wise_atta.serve.service import Service
 
 
@@ -68,6 +70,11 @@ def serve(folder: str, port: int) -> None:
 
 
 def main(folder: str) -> None:
+    # Much is imported at its first use only: use it once, before there are threads that a fork would lose.
+    torch.set_num_threads(1)
+    adapter = build(small_model(), options(Path(folder)))
+    adapter.learn(adapter.predict(torch.rand(4, 1, 8, 8)))
+    migrate(create_engine("sqlite://"))
     child = 0
     for line in sys.stdin:
         if child:

@@ -1,0 +1,114 @@
+"""Are pictures deleted in time, does the ledger get out, and do the commands do what they say?"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from serve.parts import same, send, settings, settled, small_model, twin
+from serve.test_people import answer, ask
+from serve.web import running
+from sqlalchemy import func, select
+from typer.testing import CliRunner
+
+from wise_atta import errors
+from wise_atta.serve import cli
+from wise_atta.serve import ledger as db
+from wise_atta.serve.auth import Gate
+from wise_atta.serve.retain import close_old, export, prune
+from wise_atta.serve.service import Service
+
+
+def test_old_pictures_go_and_the_record_stays(tmp_path: Path) -> None:
+    with running(tmp_path, audit=0, checkpoint_events=2) as (client, service):
+        ask(client, service)
+        first, second = client.get("/queries?limit=2").json()["queries"]
+        answer(client, first, 1)
+        ask(client, service, 2, start=6)
+        later = time.time() + 1
+        with service.ledger.read() as session:
+            before = session.scalar(select(func.count()).select_from(db.Question))
+        assert service.ledger.write(lambda session: prune(session, later)).result() == 1
+        with service.ledger.read() as session:
+            rows = {row.id: row for row in session.scalars(select(db.Question))}
+            assert len(rows) == before
+            assert rows[first["query"]].picture is None and rows[first["query"]].query is None
+            assert rows[second["query"]].picture is not None
+            assert session.scalar(select(func.count()).select_from(db.Checkpoint)) == 1
+        assert client.get(first["picture"]).status_code == 404
+        # A restart needs nothing of what was deleted.
+        state = service.streams["default"].state.state_dict()
+    back = Service(small_model(), settings(tmp_path, audit=0, checkpoint_events=2))
+    same(state, back.streams["default"].state.state_dict())
+    back.close()
+
+
+def test_questions_that_nobody_answered_in_time_are_given_up(tmp_path: Path) -> None:
+    service = Service(small_model(), settings(tmp_path))
+    stream = service.streams["default"]
+    for number in range(8):
+        send(stream, number)
+    settled(service)
+    spent = stream.state.spent
+    write = close_old("default", time.time() + 1)
+    service.ledger.write(write, lambda event: event and stream.learner.feed(event)).result()
+    settled(service)
+    assert stream.state.adapter.open == [] and stream.state.audit.open == {}
+    assert stream.state.spent == spent > 0
+    with service.ledger.read() as session:
+        assert db.count_by(session, db.Question.state) == {"cant_tell": spent}
+    same(stream.state.state_dict(), twin(service).state_dict())
+    service.close()
+
+
+def test_the_ledger_becomes_parquet_files_without_secrets_or_pictures(tmp_path: Path) -> None:
+    with running(tmp_path, audit=0) as (client, service):
+        ask(client, service)
+        (query,) = client.get("/queries").json()["queries"]
+        answer(client, query, 1)
+        ask(client, service, 1, start=6)
+        rows = export(service.ledger, tmp_path / "out")
+    assert rows["learned"] == 1 and rows["queries"] == rows["budget"] > 1
+    assert "tokens" not in rows and not (tmp_path / "out" / "tokens.parquet").exists()
+    table = pq.read_table(tmp_path / "out" / "answers.parquet").to_pylist()
+    assert [(row["query"], row["label"], row["by"]) for row in table] == [(query["query"], 1, "local")]
+    assert "picture" not in pq.read_schema(tmp_path / "out" / "queries.parquet").names
+
+
+def test_tokens_are_made_listed_and_revoked_from_the_terminal(tmp_path: Path) -> None:
+    url, run = f"sqlite:///{tmp_path / 'a.db'}", CliRunner()
+    made = run.invoke(cli.app, ["token", "create", "ann", "--role", "annotator", "--database", url])
+    assert made.exit_code == 0 and made.stdout.startswith("wa_")
+    again = run.invoke(cli.app, ["token", "create", "ann", "--role", "annotator", "--database", url])
+    assert again.exit_code == 2
+    assert run.invoke(cli.app, ["token", "create", "bob", "--role", "king", "--database", url]).exit_code == 2
+    listed = run.invoke(cli.app, ["token", "list", "--database", url])
+    assert "ann" in listed.stdout and made.stdout.strip() not in listed.stdout
+    ledger = db.Ledger(url)
+    caller = Gate(ledger, open_without_tokens=False).caller(f"Bearer {made.stdout.strip()}")
+    assert caller is not None and (caller.name, caller.role) == ("ann", "annotator")
+    assert run.invoke(cli.app, ["token", "revoke", "ann", "--database", url]).exit_code == 0
+    assert Gate(ledger, open_without_tokens=False).caller(f"Bearer {made.stdout.strip()}") is None
+    ledger.close()
+    assert run.invoke(cli.app, ["token", "revoke", "nobody", "--database", url]).exit_code == 2
+    assert run.invoke(cli.app, ["export", str(tmp_path / "out"), "--database", url]).exit_code == 0
+    assert run.invoke(cli.app, ["prune", "--days", "1", "--database", url]).stdout.strip() == "0"
+
+
+def test_an_address_that_others_can_reach_needs_a_token_first(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'a.db'}"
+    with pytest.raises(errors.BadConfig, match="there is no token"):
+        cli.run("wise_atta/digits_cnn@random", settings(tmp_path, database=url), "0.0.0.0", 0)
+    CliRunner().invoke(cli.app, ["token", "create", "ann", "--role", "admin", "--database", url])
+    cli.require_tokens(url, "0.0.0.0")
+
+
+def test_class_names_come_one_a_line(tmp_path: Path) -> None:
+    names = tmp_path / "classes.txt"
+    names.write_text("cat\n\n dog \n", encoding="utf-8")
+    assert cli.read_classes(names) == ("cat", "dog")
+    names.write_text("cat\ncat\n", encoding="utf-8")
+    with pytest.raises(errors.BadConfig, match="twice"):
+        cli.read_classes(names)
