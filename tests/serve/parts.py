@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sqlalchemy import create_engine, text
 from torch import nn
 
 from wise_atta import rng
@@ -49,8 +52,22 @@ def pictures(number: int, count: int = 4, side: int = 8) -> NDArray[np.uint8]:
     return rng.numpy(0, "pictures", number).integers(0, 256, (count, side, side, 1), dtype=np.uint8)
 
 
+def database(folder: Path) -> str:
+    """A database of its own for every folder: a SQLite file in it, or, on the server that is named, a new database."""
+    server = os.environ.get("WISE_ATTA_TEST_SERVER")
+    if server is None:
+        return f"sqlite:///{folder / 'ledger.db'}"
+    name = f"test_{hashlib.sha256(str(folder).encode()).hexdigest()[:20]}"
+    engine = create_engine(f"{server}/postgres", isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        if not connection.execute(text("SELECT 1 FROM pg_database WHERE datname = :name"), {"name": name}).scalar():
+            connection.execute(text(f"CREATE DATABASE {name}"))
+    engine.dispose()
+    return f"{server}/{name}"
+
+
 def settings(folder: Path, **changes: Any) -> Settings:
-    url = changes.pop("database", f"sqlite:///{folder / 'ledger.db'}")
+    url = changes.pop("database", None) or database(folder)
     return Settings(**{"database": url, "ratio": 0.5, "audit": 0.2, "max_wait_ms": 0.0, "max_lag": 10_000} | changes)
 
 

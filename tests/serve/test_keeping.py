@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from serve.parts import same, send, settings, settled, small_model, twin
+from serve.parts import database, same, send, settings, settled, small_model, twin
 from serve.test_people import answer, ask
 from serve.web import running
 from sqlalchemy import func, select
@@ -78,7 +78,7 @@ def test_the_ledger_becomes_parquet_files_without_secrets_or_pictures(tmp_path: 
 
 
 def test_tokens_are_made_listed_and_revoked_from_the_terminal(tmp_path: Path) -> None:
-    url, run = f"sqlite:///{tmp_path / 'a.db'}", CliRunner()
+    url, run = database(tmp_path), CliRunner()
     made = run.invoke(cli.app, ["token", "create", "ann", "--role", "annotator", "--database", url])
     assert made.exit_code == 0 and made.stdout.startswith("wa_")
     again = run.invoke(cli.app, ["token", "create", "ann", "--role", "annotator", "--database", url])
@@ -98,7 +98,7 @@ def test_tokens_are_made_listed_and_revoked_from_the_terminal(tmp_path: Path) ->
 
 
 def test_an_address_that_others_can_reach_needs_a_token_first(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'a.db'}"
+    url = database(tmp_path)
     with pytest.raises(errors.BadConfig, match="there is no token"):
         cli.run("wise_atta/digits_cnn@random", settings(tmp_path, database=url), "0.0.0.0", 0)
     CliRunner().invoke(cli.app, ["token", "create", "ann", "--role", "admin", "--database", url])

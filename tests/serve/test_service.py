@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from serve.parts import crash, pictures, same, send, settings, settled, small_model, twin
+from serve.parts import crash, database, pictures, same, send, settings, settled, small_model, twin
 from sqlalchemy import func, select
 
 from wise_atta import errors
@@ -191,7 +191,7 @@ def test_the_log_ends_at_a_checkpoint_unless_it_is_kept(tmp_path: Path) -> None:
 
 
 def test_kept_checkpoints_lie_closer_together_the_younger_they_are(tmp_path: Path) -> None:
-    ledger = db.Ledger(f"sqlite:///{tmp_path / 'a.db'}")
+    ledger = db.Ledger(database(tmp_path))
     for seq in range(1, 101):
         ledger.write(lambda s, seq=seq: db.add_checkpoint(s, "a", seq, b"state", keep=6, keep_log=0)).result()
     with ledger.read() as session:
@@ -241,14 +241,14 @@ def test_the_tables_after_all_migrations_are_those_of_the_models(tmp_path: Path)
     from alembic.autogenerate import compare_metadata
     from alembic.runtime.migration import MigrationContext
 
-    ledger = db.Ledger(f"sqlite:///{tmp_path / 'a.db'}")
+    ledger = db.Ledger(database(tmp_path))
     with ledger._reading.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), db.Base.metadata) == []
     ledger.close()
 
 
 def test_a_write_that_fails_takes_back_its_own_changes_alone(tmp_path: Path) -> None:
-    ledger = db.Ledger(f"sqlite:///{tmp_path / 'a.db'}")
+    ledger = db.Ledger(database(tmp_path))
 
     def bad(session: db.Session) -> None:
         db.notice(session, None, "bad")

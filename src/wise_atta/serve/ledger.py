@@ -43,6 +43,7 @@ from wise_atta import errors
 from wise_atta.serve.state import Event
 
 T = TypeVar("T")
+_LOCK_S = 5.0
 # SQLite counts up a key only if its type is exactly INTEGER.
 _Key = BigInteger().with_variant(Integer, "sqlite")
 
@@ -305,9 +306,15 @@ class Ledger:
             self._lock = file
         else:
             connection = self._writing.connect()
-            if not connection.execute(text("SELECT pg_try_advisory_lock(hashtext('wise-atta'))")).scalar():
-                connection.close()
-                raise Busy("the database is in use by another service: stop that one, or give another database")
+            # Out of the pool, so that closing it ends the session and with it the lock.
+            connection.detach()
+            # The server may take a moment to notice that a service was killed.
+            deadline = time.monotonic() + _LOCK_S
+            while not connection.execute(text("SELECT pg_try_advisory_lock(hashtext('wise-atta'))")).scalar():
+                if time.monotonic() > deadline:
+                    connection.close()
+                    raise Busy("the database is in use by another service: stop that one, or give another database")
+                time.sleep(0.1)
             connection.commit()
             self._lock = connection
 

@@ -1,0 +1,73 @@
+"""Does all of it hold on a PostgreSQL server too?
+
+Starts a server of its own from the installed programs and runs the other tests of the ledger against it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+TESTS = ("test_service.py", "test_people.py", "test_revoke.py", "test_keeping.py")
+
+
+def programs() -> Path | None:
+    """The folder of PostgreSQL's programs, the newest if there are several."""
+    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    given = shutil.which("initdb")
+    return found[-1].parent if found else Path(given).parent if given else None
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """The URL of a server that is there for one test."""
+    place = programs()
+    if place is None:
+        message = "needs the programs of PostgreSQL: install postgresql"
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{message} (a skip counts as a failure under CI=true)")
+        pytest.skip(message)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        # The server refuses to run as root.
+        user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
+        if user:
+            shutil.chown(folder, "postgres")
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        data, log = folder / "data", folder / "log"
+
+        def run(*command: str | Path) -> None:
+            subprocess.run([*user, *command], check=True, stdout=subprocess.DEVNULL, cwd=folder)
+
+        run(place / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "--no-sync")
+        options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+        run(place / "pg_ctl", "-D", data, "-o", options, "-l", log, "-w", "start")
+        try:
+            yield f"postgresql+psycopg://postgres@127.0.0.1:{port}"
+        finally:
+            run(place / "pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(240)
+def test_the_same_tests_pass_on_postgresql(server: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(str(HERE / name) for name in TESTS)],
+        env={**os.environ, "WISE_ATTA_TEST_SERVER": server, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=220,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout and "skipped" not in done.stdout
