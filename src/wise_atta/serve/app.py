@@ -4,6 +4,7 @@
 
 import asyncio
 import json
+import logging
 import math
 import secrets
 import time
@@ -41,6 +42,7 @@ from wise_atta.serve.shield import Shield
 from wise_atta.serve.state import Event, wilson
 
 T = TypeVar("T")
+_log = logging.getLogger("wise_atta.serve")
 PAGES = Path(__file__).parent / "pages"
 _STATUS: list[tuple[type[Exception], int]] = [
     (TooLarge, 413),
@@ -507,9 +509,12 @@ async def _keep(service: Service) -> None:
     days = service.settings.retain
     while days:
         before = time.time() - days * 86400
-        for stream in service.streams.values():
-            await _written(service.ledger.write(close_old(stream.name, before), _feeder(stream)))
-        await _written(service.ledger.write(partial(prune, before=before)))
+        try:
+            for stream in service.streams.values():
+                await _written(service.ledger.write(close_old(stream.name, before), _feeder(stream)))
+            await _written(service.ledger.write(partial(prune, before=before)))
+        except SQLAlchemyError:
+            _log.exception("old pictures could not be deleted; next attempt in an hour")
         await asyncio.sleep(3600)
 
 

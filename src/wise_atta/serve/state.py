@@ -6,6 +6,7 @@ one class. It knows no clock, no database and no request.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -322,7 +323,10 @@ class State:
 
     def _show(self, event: Event, without: Without) -> Outcome:
         names = [name for name in event.body["queries"] if not is_audit(name)]
-        self.adapter.show(names)
+        for name in names:
+            # A question that the desk has forgotten can be shown no more.
+            with contextlib.suppress(errors.UnknownQuery):
+                self.adapter.show([name])
         open_now = {query.id for query in self.adapter.open}
         self._shown |= {name: None for name in names if name in open_now}
         return Outcome(event.seq)
