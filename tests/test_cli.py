@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -185,9 +186,17 @@ def test_every_kind_of_error_has_a_code() -> None:
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [name for name in sys.modules if name.startswith("wise_atta.bench")]:
         monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "pydantic", None)
-    with pytest.raises(errors.MissingExtra, match=r"pydantic: pip install 'wise-atta\[bench\]'"):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(errors.MissingExtra, match=r"yaml: pip install 'wise-atta\[bench\]'"):
         CliRunner().invoke(cli.app, ["run"], catch_exceptions=False)
+
+
+def test_a_package_that_is_missed_late_is_named_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "app", lambda arguments: importlib.import_module("nosuchpackage"))
+    assert code(["run"]) == 4
+    assert "nosuchpackage is not installed" in capsys.readouterr().err
 
 
 def test_without_typer_the_command_says_what_to_install() -> None:

@@ -52,6 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(exit_code(error)) from None
+    except ModuleNotFoundError as error:
+        if debug or error.name is None or error.name.startswith("wise_atta"):
+            raise
+        print(f"error: {error.name} is not installed: `wise-atta doctor` says which extra has it", file=sys.stderr)
+        raise SystemExit(4) from None
 
 
 def exit_code(error: errors.WiseAttaError) -> int:
@@ -124,7 +129,7 @@ def demo(
 
     console = Console(stderr=True, quiet=quiet or as_json)
     began = time.monotonic()
-    with console.status("training a small network on clean digits") as status:
+    with console.status("opening the network for digits") as status:
         digits_model(report=lambda step: status.update(f"training on clean digits, epoch {step.epoch}/{step.epochs}"))
     if tune:
         with _watching(console, sum(map(len, demos.GRID.values())) * len(demos.TUNING_SEEDS)) as watch:
@@ -173,7 +178,7 @@ def _watching(console: Console, runs: int) -> Iterator[Any]:
         for name, results in found.items():
             error, labels = (np.mean([result[key] for result in results]) for key in ("error", "labels_spent"))
             table.add_row(name, str(len(results)), f"{error:.1f}", f"{labels:g}")
-        return Group(table, bar)
+        return Group(table, bar) if found else Group("starting the workers", bar)
 
     with Live(view(), console=console, refresh_per_second=4, transient=True) as live:
 

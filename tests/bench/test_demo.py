@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -251,3 +255,27 @@ def test_the_cache_is_where_the_user_wants_it(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "wise-atta"
+
+
+# ---- interrupted -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.heavy
+def test_ctrl_c_ends_the_demo_and_its_workers(cache: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "wise_atta.cli", "demo", "--seeds", "50", "--jobs", "2", "--out", str(tmp_path)]
+    # A group of its own, as a terminal would give it, in which nothing ignores the interrupt.
+    child = subprocess.Popen(
+        command,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stderr is not None
+    for line in child.stderr:
+        if "seed 0" in line:
+            break
+    os.killpg(child.pid, signal.SIGINT)
+    rest = child.stderr.read()
+    assert child.wait(timeout=30) == 130
+    assert "seed 49" not in rest and "Traceback" not in rest

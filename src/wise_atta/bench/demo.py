@@ -46,7 +46,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
 
 # The first pair is the paper's.
 WEIGHTS = ((0.9, 0.1), (0.3, 1.0), (0.1, 1.0), (0.03, 1.0))
-RATES = (0.03, 0.06, 0.1, 0.2)
+RATES = (0.01, 0.03, 0.06, 0.1, 0.2)
 HEADS: tuple[Mapping[str, Any], ...] = ({"train_head": "none"}, {"head_lr": 3e-4}, {"head_lr": 1e-3})
 GRID: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "tent": [{"lr": lr} for lr in (*RATES, 0.4)],

@@ -93,6 +93,6 @@ class Shelf:
             raise errors.BadConfig(f"{spec.data} comes in its own time and cannot be held in memory")
         while len(self._held) >= self.keep:
             del self._held[next(iter(self._held))]
-        held = Held(stream)
-        self._held[key] = held, truth
+        # Truth looks a label up in its data set; many runs over one stream are served faster by a plain dictionary.
+        held, truth = self._held[key] = Held(stream), dict(truth)
         return held.under(spec), truth

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
@@ -105,8 +106,13 @@ def _each(
         for experiment in experiments:
             yield experiment, _in_worker(experiment, places, keep, again)
         return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, max_tasks_per_child=1 if fresh else None) as pool:
+    pool = ProcessPoolExecutor(
+        jobs,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_die_by_interrupt,
+        max_tasks_per_child=1 if fresh else None,
+    )
+    try:
         futures: dict[Future[dict[str, Any] | errors.WiseAttaError], Experiment] = {
             pool.submit(_in_worker, experiment, places, keep, again): experiment for experiment in experiments
         }
@@ -115,6 +121,13 @@ def _each(
             done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
             for future in done:
                 yield futures[future], future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _die_by_interrupt() -> None:
+    """Let Ctrl-C end a worker at once: its run goes on from its checkpoint another time."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 _shelf: Shelf | None = None

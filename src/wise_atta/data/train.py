@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -296,6 +296,7 @@ def _decoded(place: Place, preparation: Preparation) -> Tensor:
     return torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2)
 
 
+@cache
 def digits() -> Decoded:
     """scikit-learn's 1,797 digits, doubled to 16×16, in the middle of a black square of 32×32.
 
