@@ -139,15 +139,17 @@ def test_small_requests_share_a_batch(tmp_path: Path) -> None:
     service.close()
 
 
-def test_after_a_crash_the_state_is_that_of_a_twin_fed_the_log(tmp_path: Path) -> None:
-    service = Service(small_model(), settings(tmp_path, checkpoint_events=4))
+@pytest.mark.parametrize("statistics", ["source", "ema", "mixed"])
+def test_after_a_crash_the_state_is_as_it_was(tmp_path: Path, statistics: str) -> None:
+    options = {"checkpoint_events": 4, "statistics": statistics}
+    service = Service(small_model(), settings(tmp_path, **options))
     stream = service.streams["default"]
     for number in range(10):
         send(stream, number)
     settled(service)
     before = stream.state.state_dict()
     crash(service)
-    back = Service(small_model(), settings(tmp_path, checkpoint_events=4))
+    back = Service(small_model(), settings(tmp_path, **options))
     again = back.streams["default"]
     assert again.recovered == 2  # checkpoints after 4 and 8
     same(again.state.state_dict(), before)
@@ -188,6 +190,19 @@ def test_the_log_ends_at_a_checkpoint_unless_it_is_kept(tmp_path: Path) -> None:
             assert session.scalar(select(func.count()).select_from(db.LoggedEvent)) == left
             assert session.scalar(select(func.count()).select_from(db.Checkpoint)) == 1
         ledger.close()
+
+
+def test_the_log_is_deleted_little_by_little(tmp_path: Path) -> None:
+    ledger = db.Ledger(database(tmp_path))
+    for _ in range(20):
+        ledger.write(lambda s: db.log(s, "a", "show", {"queries": []}))
+    ledger.write(lambda s: db.add_checkpoint(s, "a", 18, b"state", keep=1, keep_log=0)).result()
+    sweeps = [ledger.write(lambda s: db.sweep(s, "a", limit=8)).result() for _ in range(4)]
+    assert sweeps == [True, True, False, False]
+    with ledger.read() as session:
+        assert [event.seq for event in db.events(session, "a", 0)] == [19, 20]
+        assert db.reaches_back_to(session, "a") == 18
+    ledger.close()
 
 
 def test_kept_checkpoints_lie_closer_together_the_younger_they_are(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ class LoggedEvent(Base):
 
 
 class Reach(Base):
-    """How far back the log of a stream goes: events up to `cut` are gone."""
+    """How far back the log of a stream goes: events up to `cut` are gone, or about to be."""
 
     __tablename__ = "reach"
     stream: Mapped[str] = mapped_column(String(64), primary_key=True)
@@ -244,6 +244,11 @@ class Ledger:
         self._work.put(item)
         return item.future
 
+    @property
+    def alive(self) -> bool:
+        """Whether anybody writes what is handed in."""
+        return self._thread.is_alive()
+
     def close(self) -> None:
         """Finish what was handed in, and let go of the database."""
         thread = getattr(self, "_thread", None)
@@ -327,7 +332,7 @@ def _engine(url: str, begin: str) -> Engine:
         def _prepare(connection: Any, record: object) -> None:
             # The driver's own transactions would not let a savepoint begin one.
             connection.isolation_level = None
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=10000", "foreign_keys=ON"):
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=10000", "secure_delete=ON"):
                 connection.execute(f"PRAGMA {pragma}")
 
         @event.listens_for(engine, "begin")
@@ -409,7 +414,7 @@ def last_checkpoint(session: Session, stream: str, before: int | None = None) ->
 def add_checkpoint(
     session: Session, stream: str, seq: int, state: bytes, *, keep: int, keep_log: float, now: float | None = None
 ) -> None:
-    """Write a checkpoint and, in the same commit, drop what it makes superfluous.
+    """Write a checkpoint and, in the same commit, give up what it makes superfluous.
 
     Parameters
     ----------
@@ -439,10 +444,20 @@ def add_checkpoint(
 
 
 def cut(session: Session, stream: str, seq: int) -> None:
-    """Drop the events of a stream up to a place."""
-    gone = session.execute(delete(LoggedEvent).where(LoggedEvent.stream == stream, LoggedEvent.seq <= seq))
-    if getattr(gone, "rowcount", 0):
+    """Give up the events of a stream up to a place; `sweep` deletes them."""
+    if seq > reaches_back_to(session, stream):
         session.merge(Reach(stream=stream, cut=seq))
+
+
+def sweep(session: Session, stream: str, limit: int = 16) -> bool:
+    """Delete some events that were given up, and say whether there may be more.
+
+    Few at a time: they hold pictures, and replies wait while a large transaction is written.
+    """
+    old = LoggedEvent.stream == stream, LoggedEvent.seq <= reaches_back_to(session, stream)
+    found = list(session.scalars(select(LoggedEvent.seq).where(*old).order_by(LoggedEvent.seq).limit(limit)))
+    session.execute(delete(LoggedEvent).where(LoggedEvent.seq.in_(found)))
+    return len(found) == limit
 
 
 def reaches_back_to(session: Session, stream: str) -> int:

@@ -56,6 +56,8 @@ def prune(session: Session, before: float) -> int:
         reach = min(base if base is not None else -1, newest if newest is not None else -1)
         session.execute(delete(Checkpoint).where(Checkpoint.stream == stream, Checkpoint.seq < reach))
         db.cut(session, stream, reach)
+        while db.sweep(session, stream):
+            pass
     return count
 
 

@@ -205,7 +205,14 @@ class Stream:
     def checkpoint(self) -> None:
         """Write the state and its place in the log. Runs between two events."""
         state, seq = pack(self.state.state_dict()), self.state.position
-        self.ledger.write(lambda session: self._add_checkpoint(session, seq, state))
+        self.ledger.write(lambda session: self._add_checkpoint(session, seq, state), lambda _: self._again(True))
+
+    def _sweep(self) -> Future[bool]:
+        return self.ledger.write(lambda session: db.sweep(session, self.name), self._again)
+
+    def _again(self, more: bool) -> None:
+        if more:
+            self._sweep()
 
     def _add_checkpoint(self, session: Session, seq: int, state: bytes) -> None:
         keep, keep_log = self.settings.checkpoints, self.settings.keep_log
@@ -274,6 +281,8 @@ class Stream:
         """Answer, learn and save what is under way."""
         self.batcher.close()
         self.learner.close()
+        while self.ledger.alive and self._sweep().result():
+            pass
 
 
 def record(session: Session, stream: str, outcomes: Sequence[Outcome]) -> None:
