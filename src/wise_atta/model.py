@@ -217,7 +217,7 @@ class Classifier:
         classes: Sequence[int] | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
-        prior: int = 16,
+        prior: int = 256,
         ema_weight: float = 0.1,
     ) -> None:
         if statistics not in get_args(StatisticsMode):

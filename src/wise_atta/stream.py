@@ -104,6 +104,13 @@ class Plan:
         span = slice(int(self.starts[number]), int(self.starts[number + 1]))
         return self.domain[span], self.index[span]
 
+    def enters(self, number: int) -> bool:
+        """Whether a batch, counted from 0, is the first to begin in its domain.
+
+        A batch that was filled up from the next domain still belongs to the one that it begins in.
+        """
+        return number > 0 and bool(self.domain[self.starts[number]] != self.domain[self.starts[number - 1]])
+
 
 def shuffle(n: int, generator: np.random.Generator) -> NDArray[np.int64]:
     """A permutation of n that is the same under every version of numpy: only raw bits are drawn.

@@ -31,7 +31,8 @@ def delayed() -> who.Annotator:
 
 def wise(kind: str = "batch-norm", **options: Any) -> Adapter:
     dtype = torch.float32 if kind == "batch-norm" else torch.float64
-    return adapt(nets.make(kind, dtype=dtype), "wise", **({"lr": 0.05, "ratio": 0.7, "entropy": "all"} | options))
+    given = {"lr": 0.05, "ratio": 0.7, "entropy": "all", "statistics": "batch"}
+    return adapt(nets.make(kind, dtype=dtype), "wise", **(given | options))
 
 
 BUILD: dict[str, Callable[[], Adapter]] = {

@@ -22,7 +22,7 @@ from wise_atta.who import Counts
 
 def wise(kind: str = "batch-norm", **options: Any) -> Adapter:
     given = {"ratio": 1.0, "policy": "uniform", "entropy": "all", "lr": 0.1} | options
-    return adapt(nets.make(kind), "wise", **given)
+    return adapt(nets.make(kind), "wise", **({"statistics": "batch"} | given))
 
 
 def play(adapter: Adapter, numbers: range, kind: str = "batch-norm") -> list[Tensor]:
@@ -600,7 +600,7 @@ def test_a_module_exported_from_a_moving_average_normalises_by_it() -> None:
 def test_an_exported_module_can_be_adapted_again() -> None:
     first = wise()
     play(first, range(1, 4))
-    second = adapt(first.export(), "wise", ratio=1.0, policy="uniform", entropy="all", lr=0.1)
+    second = adapt(first.export(), "wise", ratio=1.0, policy="uniform", entropy="all", lr=0.1, statistics="batch")
     torch.testing.assert_close(play(second, range(4, 5))[0], first.predict(nets.batch(number=4)).logits)
     query = ask(second, 5)
     out = second.predict(nets.batch(number=6))

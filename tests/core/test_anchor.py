@@ -15,7 +15,7 @@ from wise_atta import Adapter, Anchor, Classifier, adapt, errors, signals
 
 def asking(**options: object) -> Adapter:
     given = {"ratio": 0.5, "policy": "uniform", "entropy": "all", "lr": 0.3, "head_lr": 0.2} | options
-    return adapt(nets.make(), "wise", **given)
+    return adapt(nets.make(), "wise", **({"statistics": "batch"} | given))
 
 
 def play(adapter: Adapter, number: int) -> None:

@@ -19,7 +19,7 @@ def wise(kind: str = "batch-norm", **options: Any) -> Adapter:
     """An adapter in the middle of its stream: one question open, one answered, one expired, statistics moving."""
     given = {"ratio": 1.0, "lr": 0.1, "policy": "uniform", "entropy": "all", "expires_after": 3}
     selector = what.Drift(balance=True)
-    adapter = adapt(nets.make(kind), "wise", **(given | {"selector": selector} | options))
+    adapter = adapt(nets.make(kind), "wise", **({"statistics": "batch"} | given | {"selector": selector} | options))
     for number in range(1, 6):
         out = adapter.predict(nets.batch(kind, number))
         answers = {} if number != 4 else {query.id: 1 for query in out.queries}

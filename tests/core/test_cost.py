@@ -17,7 +17,8 @@ GRAD, PLAIN, LATE = (True, N), (False, N), (True, 1)
 
 
 def wise(**options: Any) -> Adapter:
-    return adapt(nets.make(), "wise", **({"policy": "uniform", "ratio": 0.5, "entropy": "all"} | options))
+    given = {"policy": "uniform", "ratio": 0.5, "entropy": "all", "statistics": "batch"}
+    return adapt(nets.make(), "wise", **(given | options))
 
 
 def play(adapter: Adapter, number: int, answer: bool = True) -> tuple[Kernels, Work]:

@@ -27,7 +27,7 @@ def moved(inputs: Any, device: torch.device = DEVICE) -> Any:
 def wise(kind: str = "batch-norm", device: torch.device = DEVICE, **options: Any) -> Adapter:
     annotator = who.Delayed(who.Oracle(nets.truth), who.Between(0, 3))
     given = {"ratio": 0.7, "policy": "uniform", "entropy": "all", "lr": 0.05, "annotator": annotator}
-    return adapt(nets.make(kind).to(device), "wise", **(given | options))
+    return adapt(nets.make(kind).to(device), "wise", **({"statistics": "batch"} | given | options))
 
 
 def run(adapter: Adapter, numbers: range, kind: str = "batch-norm") -> list[torch.Tensor]:

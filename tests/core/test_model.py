@@ -250,7 +250,7 @@ def test_adapted_tensors_of_two_kinds_are_refused() -> None:
 class SlowNorm(nn.Module):
     """BatchNorm written out: mean and variance by their definitions, and what each mode makes of them."""
 
-    def __init__(self, norm: _BatchNorm, mode: str, prior: int = 16, weight: float = 0.1) -> None:
+    def __init__(self, norm: _BatchNorm, mode: str, prior: int = 256, weight: float = 0.1) -> None:
         super().__init__()
         self.norm, self.mode, self.prior, self.ema_weight = norm, mode, prior, weight
         self.average = norm.running_mean.clone(), norm.running_var.clone()
@@ -410,7 +410,9 @@ def test_predictions_over_some_of_the_classes_are_those_columns() -> None:
 
 def test_labels_over_some_of_the_classes_are_numbers_within_them() -> None:
     net, x = nets.make(), nets.batch()
-    adapter = adapt(net, "wise", ratio=1.0, policy="uniform", entropy="all", lr=0.1, classes=[4, 1, 2])
+    adapter = adapt(
+        net, "wise", ratio=1.0, policy="uniform", entropy="all", lr=0.1, classes=[4, 1, 2], statistics="batch"
+    )
     out = adapter.predict(x)
     (query,) = out.queries
     with pytest.raises(errors.BadLabel, match="3"):

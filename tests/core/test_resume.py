@@ -61,7 +61,7 @@ def test_what_was_stopped_had_something_to_lose(stopped: dict[str, Any]) -> None
 
 def wise(net: nn.Module | None = None, **options: Any) -> Adapter:
     given = {"ratio": 1.0, "policy": "uniform", "lr": 0.1, "entropy": "all"} | options
-    return adapt(nets.make() if net is None else net, "wise", **given)
+    return adapt(nets.make() if net is None else net, "wise", **({"statistics": "batch"} | given))
 
 
 def play(adapter: Adapter, numbers: range, answer: bool = True) -> list[torch.Tensor]:

@@ -457,3 +457,11 @@ def test_an_iterable_that_gives_something_else_is_told(sample: Any, message: str
 def test_an_iterable_cannot_be_shuffled() -> None:
     with pytest.raises(errors.BadConfig, match="order='shuffled' has no meaning"):
         from_iterable(Sensor(), StreamSpec(data="sensor"))
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_method_judged_by_domain_starts_anew_once_for_every_domain_after_the_first(cut: bool) -> None:
+    spec = StreamSpec(data="digits+c", protocol="ftta", limit=100, batch=64, cut=cut)
+    batches = list(open_stream(spec)[0])
+    assert sum(batch.meta["reset"] for batch in batches) == 14
+    assert not batches[0].meta["reset"]

@@ -185,7 +185,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", list(CASES))
 def test_the_two_steps_equal_torch_optim_on_a_copy(case: str, kind: str) -> None:
     options = {"ratio": 0.5, "labels": 1, "policy": "uniform", "lr": 0.1} | CASES[case]
-    adapter, plain = adapt(nets.make(kind), "wise", **options), Plain(kind)
+    adapter, plain = adapt(nets.make(kind), "wise", statistics="batch", **options), Plain(kind)
     trained = {"full": list(plain.head.parameters()), "bias": [plain.head.bias], "none": []}
     head = trained[options.get("train_head", "full")]
     first = sgd(norm_tensors(plain.net), lr=0.1)
@@ -219,7 +219,15 @@ def test_the_two_steps_equal_torch_optim_on_a_copy(case: str, kind: str) -> None
 
 def test_a_block_takes_the_second_step_in_place_of_the_head() -> None:
     adapter = adapt(
-        nets.make(), "wise", ratio=0.5, policy="uniform", lr=0.1, head_lr=0.03, entropy="all", block="block"
+        nets.make(),
+        "wise",
+        ratio=0.5,
+        lr=0.1,
+        head_lr=0.03,
+        block="block",
+        statistics="batch",
+        policy="uniform",
+        entropy="all",
     )
     plain = Plain("batch-norm")
     first, second = sgd(norm_tensors(plain.net), lr=0.1), sgd(list(plain.net.block.parameters()), lr=0.03)
@@ -249,7 +257,7 @@ def test_the_published_rule_has_no_block() -> None:
 
 def test_the_published_sequence_equals_torch_optim_on_a_copy() -> None:
     options: dict[str, Any] = {"preset": "authors", "length": 6, "ratio": 0.5, "lr": 0.05, "head_lr": 0.02}
-    adapter, plain = adapt(nets.make(), "wise", **options), Plain("batch-norm")
+    adapter, plain = adapt(nets.make(), "wise", statistics="batch", **options), Plain("batch-norm")
     tensors = norm_tensors(plain.net)
     # One momentum a tensor over all kinds of step, so one optimizer whose groups sit out where they have no gradient.
     optimizer = sgd([*tensors, plain.head.bias], lr=0.05)
@@ -312,7 +320,9 @@ def forward_with(net: nn.Module, statistics: list[tuple[Tensor, Tensor]], x: Ten
 @pytest.mark.parametrize("context", ["own", "current", "source"])
 @pytest.mark.parametrize("kind", ["batch-norm", "tabular", "folded"])
 def test_late_labels_are_learned_in_their_context(context: Any, kind: str) -> None:
-    adapter = adapt(nets.make(kind), "wise", ratio=1.0, policy="uniform", lr=0.1, entropy="all", context=context)
+    adapter = adapt(
+        nets.make(kind), "wise", ratio=1.0, policy="uniform", lr=0.1, entropy="all", context=context, statistics="batch"
+    )
     plain = Plain(kind)
     first, second = sgd(norm_tensors(plain.net), lr=0.1), sgd(list(plain.head.parameters()), lr=0.1)
     source = [(n.running_mean.clone(), n.running_var.clone()) for n in plain.net.modules() if isinstance(n, _BatchNorm)]

@@ -38,13 +38,6 @@ class Held:
         other.spec = spec
         return other
 
-    def _resets(self, number: int) -> bool:
-        """Whether a method that is judged domain by domain starts anew at this batch, counted from 0."""
-        plan = self._stream.plan
-        if self.spec.protocol != "ftta" or number == 0:
-            return False
-        return bool(plan.batch(number - 1)[0][-1] != plan.batch(number)[0][0])
-
     def __len__(self) -> int:
         return len(self._batches)
 
@@ -59,7 +52,8 @@ class Held:
         """The batches from number `start` on, counted from 0."""
         for number, held in enumerate(self._batches[start:], start):
             assert isinstance(held.inputs, torch.Tensor)
-            meta = {**held.meta, "reset": self._resets(number)}
+            reset = self.spec.protocol == "ftta" and self._stream.plan.enters(number)
+            meta = {**held.meta, "reset": reset}
             yield Batch(held.inputs.float().div_(255), held.ids, meta)
 
     def describe(self) -> dict[str, Any]:

@@ -233,6 +233,7 @@ def setting(name: str, ratio: float = 0.5) -> Setting:
         raise errors.unknown("setting", name, SETTINGS)
     found = SETTINGS[name]
     active = {method: {"ratio": ratio, **found.options.get(method, {})} for method in ("eatta", "wise")}
+    active["wise"]["statistics"] = "batch"  # as all its rivals
     return replace(found, options={**found.options, **active})
 
 

@@ -323,8 +323,7 @@ class PictureStream(DataStream):
             meta["domains"] = tuple(self.places[domain].domain for domain in domains)
         if len(severities) == 1 and (severity := severities.pop()) is not None:
             meta["severity"] = severity
-        before = self.plan.batch(number - 1)[0][-1] if number else domains[0]
-        meta["reset"] = self.spec.protocol == "ftta" and bool(before != domains[0])
+        meta["reset"] = self.spec.protocol == "ftta" and self.plan.enters(number)
         return meta
 
     def _corrupt(self, pixels: Tensor, domains: NDArray[np.int64], indices: NDArray[np.int64]) -> Tensor:
