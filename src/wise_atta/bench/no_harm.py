@@ -22,8 +22,37 @@ STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+DEFAULT: dict[str, dict[str, Any]] = {"source": {"method": "source"}, "wise": {"method": "wise"}}
+# What the default was chosen from: how much the source's statistics count, and the learning rate.
+GRID: dict[str, dict[str, Any]] = {
+    "source": {"method": "source"},
+    **{
+        f"prior {prior}, lr {lr:g}": {
+            "method": "wise",
+            "ratio": 0.2,
+            "statistics": "mixed",
+            "prior": prior,
+            "options": {"lr": lr},
+        }
+        for prior in (16, 64, 256)
+        for lr in (1e-3, 2.5e-4)
+    },
+    "source statistics, lr 0.00025": {
+        "method": "wise",
+        "ratio": 0.2,
+        "statistics": "source",
+        "options": {"lr": 2.5e-4},
+    },
+}
+
+
 def experiments(
-    data: str, model: str, methods: Mapping[str, Mapping[str, Any]], limits: Mapping[str, int], **fields: Any
+    data: str,
+    model: str,
+    configurations: Mapping[str, Mapping[str, Any]],
+    limits: Mapping[str, int],
+    batches: Sequence[int] = BATCHES,
+    **fields: Any,
 ) -> list[tuple[str, int, str, Experiment]]:
     """Every stream at every batch size under every configuration; `limits` by suffix, pictures a domain."""
     return [
@@ -43,8 +72,8 @@ def experiments(
             ),
         )
         for stream, (suffix, options) in STREAMS.items()
-        for batch in BATCHES
-        for name, configuration in methods.items()
+        for batch in batches
+        for name, configuration in configurations.items()
     ]
 
 

@@ -173,6 +173,10 @@ def no_harm_command(
     out: Out = Path("runs/no-harm"),
     clean: Annotated[int, typer.Option(help="Pictures of the clean streams.")] = 448,
     corrupted: Annotated[int, typer.Option(help="Pictures a corruption of the corrupted streams.")] = 192,
+    batches: Annotated[str, typer.Option(help="Batch sizes, with commas.")] = "1,8,64",
+    grid: Annotated[
+        bool, typer.Option("--grid", help="All that the default was chosen from, not the default.")
+    ] = False,
     jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
     data: Data = None,
     weights: Weights = None,
@@ -183,10 +187,11 @@ def no_harm_command(
     """The default configuration against the source model, on clean and corrupted, shuffled and sorted streams."""
     setting = rivals.setting(on)
     name = no_harm.CLEAN.get(on, on)
-    configurations: dict[str, dict[str, Any]] = {"source": {"method": "source"}, "wise": {"method": "wise"}}
+    configurations = no_harm.GRID if grid else no_harm.DEFAULT
     limits = {"": clean, "+c": corrupted}
     fields = {"device": device, "threads": threads}
-    runs = no_harm.experiments(name, setting.fields["model"], configurations, limits, **fields)
+    sizes = _numbers(batches, int, "batches")
+    runs = no_harm.experiments(name, setting.fields["model"], configurations, limits, sizes, **fields)
     with _progress(quiet) as report:
         found = no_harm.measure(runs, Places(out, data, weights), jobs=jobs, report=report)
     typer.echo(no_harm.table(found))
