@@ -426,20 +426,23 @@ def _settings(experiment: Experiment) -> Iterator[None]:
     """Threads and deterministic mode for the time of a run."""
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     flags = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    # Deterministic mode also fills every new tensor, a kernel each, to expose reads of memory never written to.
+    fills = torch.utils.deterministic
+    fill = getattr(fills, "fill_uninitialized_memory", True)
     if experiment.threads is not None:
         torch.set_num_threads(experiment.threads)
     if experiment.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        # Deterministic mode also fills every new tensor, a kernel each, to expose reads of memory never written to.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        setattr(fills, "fill_uninitialized_memory", False)  # noqa: B010  # a property that type checkers do not see
     try:
         yield
     finally:
         torch.set_num_threads(before[0])
         torch.use_deterministic_algorithms(before[1])
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = flags
+        setattr(fills, "fill_uninitialized_memory", fill)  # noqa: B010
 
 
 def _options(experiment: Experiment, length: int | None) -> dict[str, Any]:
