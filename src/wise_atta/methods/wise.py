@@ -89,7 +89,7 @@ def wise(
     norm
         Which tensors the first step moves.
     statistics
-        What BatchNorm layers normalise with. The presets use the batch, as the paper does. Without a preset the source's
+        What BatchNorm layers normalise with. The presets use the batch, as the paper does. Without one the source's
         statistics count for 256 samples beside the batch (``"mixed"``): that loses little on clean and on sorted
         streams, takes single samples, and keeps much of what batch statistics gain (`wise-atta no-harm`).
     rule, published
