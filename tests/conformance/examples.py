@@ -99,7 +99,8 @@ def found(base: type, package: Any) -> list[type]:
         return [one for sub in kind.__subclasses__() for one in (sub, *below(sub))]
 
     ours = [kind for kind in dict.fromkeys(below(base)) if kind.__module__.startswith("wise_atta.")]
-    return [kind for kind in ours if not inspect.isabstract(kind)]
+    # A class with a leading underscore is a part of one room's own machinery, not one that users compose with.
+    return [kind for kind in ours if not inspect.isabstract(kind) and not kind.__name__.startswith("_")]
 
 
 def made(kind: type) -> Callable[[], Any]:
