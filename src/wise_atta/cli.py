@@ -214,9 +214,8 @@ def _show_demo(result: Demo, page: Path, seconds: float) -> None:
         )
     console = Console()
     console.print(table)
-    for line in result.lines:
-        if line.allowed is not None and line.difference is not None:
-            console.print(f"{line.verdict()}.", highlight=False)
+    for text in (text for line in result.lines if line.allowed is not None for text in line.verdicts()):
+        console.print(text, highlight=False, soft_wrap=True)
     console.print(f"{seconds:.0f} s. Report: {page}", highlight=False, soft_wrap=True)
 
 

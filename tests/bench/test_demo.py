@@ -56,6 +56,9 @@ def test_differences_are_paired_by_seed(demo: Demo) -> None:
     expected = np.mean(np.subtract(wise.results("error"), tent.results("error")))
     assert wise.difference.mean == pytest.approx(expected)
     assert wise.difference.low <= expected <= wise.difference.high
+    alone = np.subtract(wise.results("error"), demo.line("wise, no labels").results("error"))
+    assert wise.by_labels is not None and wise.by_labels.mean == pytest.approx(np.mean(alone))
+    assert tent.by_labels is None
 
 
 def test_pictures_that_were_asked_for_are_left_out_for_both(demo: Demo) -> None:
@@ -90,7 +93,8 @@ def test_the_interval_is_students() -> None:
 )
 def test_the_verdict_says_what_the_interval_says(differences: list[float], words: str) -> None:
     line = demos.Line("wise, paced", (), paired(differences, [0.0] * 3), None)
-    assert words in line.verdict()
+    (said,) = line.verdicts()
+    assert words in said and "tent" in said
 
 
 def test_seeds_that_settings_were_chosen_on_are_not_scored(tmp_path: Path) -> None:

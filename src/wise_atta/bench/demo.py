@@ -24,6 +24,7 @@ from wise_atta.bench.sweep import Places, Report, sweep
 SEEDS = tuple(range(10))
 TUNING_SEEDS = tuple(range(1000, 1004))
 BASELINE = "tent"
+UNLABELLED = "wise, no labels"
 RATIO = 0.5
 
 # What all runs share. One thread each, so that numbers do not depend on how many cores there are.
@@ -39,7 +40,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     "bn": {"method": "bn"},
     "tent": {"method": "tent", "statistics": "batch", "options": TENT},
     # What the labels themselves are worth: the same update, and nobody to ask.
-    "wise, no labels": {**_WISE, "policy": "never"},
+    UNLABELLED: {**_WISE, "policy": "never"},
     "wise, uniform": {**_WISE, "policy": "uniform", "ratio": RATIO},
     "wise, paced": {**_WISE, "policy": "paced", "ratio": RATIO},
 }
@@ -122,12 +123,15 @@ class Line:
         Error minus the baseline's, in points; None for the baseline itself and with one seed.
     never_asked
         The same over pictures that this method never asked for under any corruption, for it and the baseline alike.
+    by_labels
+        Error minus that of the same update without labels, where labels are asked for.
     """
 
     name: str
     cards: tuple[Mapping[str, Any], ...]
     difference: Interval | None
     never_asked: Interval | None
+    by_labels: Interval | None = None
 
     def results(self, name: str) -> list[float]:
         return [float(card["results"][name]) for card in self.cards]
@@ -151,17 +155,19 @@ class Line:
         first = self.cards[0]
         return int(first["results"]["labels_allowed"]) if first["experiment"]["ratio"] is not None else None
 
-    def verdict(self) -> str:
-        """What the interval says, in words."""
-        if self.difference is None:
-            return ""
-        low, high = self.difference.low, self.difference.high
-        span = f"{abs(self.difference.mean):.1f} points (95 % interval {signed(low)} to {signed(high)})"
-        if high < 0:
-            return f"{self.name} makes fewer errors than {BASELINE}: by {span}"
-        if low > 0:
-            return f"{self.name} makes more errors than {BASELINE}: by {span}"
-        return f"{self.name} cannot be told apart from {BASELINE} here: {span}"
+    def verdicts(self) -> list[str]:
+        """What the intervals say, in words."""
+        said = [(BASELINE, self.difference), ("the same update without labels", self.by_labels)]
+        return [f"{self.name}: {_words(found, than)}" for than, found in said if found is not None]
+
+
+def _words(found: Interval, than: str) -> str:
+    span = f"{abs(found.mean):.1f} points (95 % interval {signed(found.low)} to {signed(found.high)})"
+    if found.high < 0:
+        return f"fewer errors than {than}, by {span}"
+    if found.low > 0:
+        return f"more errors than {than}, by {span}"
+    return f"cannot be told apart from {than}, {span}"
 
 
 @dataclass(frozen=True)
@@ -202,6 +208,7 @@ class Demo:
                     "labels_allowed": line.allowed,
                     "difference": None if line.difference is None else asdict(line.difference),
                     "difference_never_asked": None if line.never_asked is None else asdict(line.never_asked),
+                    "difference_by_labels": None if line.by_labels is None else asdict(line.by_labels),
                     "errors_by_seed": line.results("error"),
                 }
                 for line in self.lines
@@ -247,15 +254,17 @@ def compare(cards: Sequence[Mapping[str, Any]], seeds: Sequence[int], places: Pl
     """Lines of the table from the cards of all runs."""
     found = {(card["experiment"]["tag"], card["experiment"]["seed"]): card for card in cards}
     by_row = {row: tuple(found[row, seed] for seed in seeds) for row in ROWS}
+    error = {row: [float(card["results"]["error"]) for card in runs] for row, runs in by_row.items()}
     lines = []
     for row, runs in by_row.items():
-        difference = never_asked = None
+        difference = never_asked = by_labels = None
         if row != BASELINE:
-            ours, theirs = ([float(card["results"]["error"]) for card in each] for each in (runs, by_row[BASELINE]))
-            difference = paired(ours, theirs)
+            difference = paired(error[row], error[BASELINE])
             both = [_never_asked(*pair, places) for pair in zip(runs, by_row[BASELINE], strict=True)]
             never_asked = paired(*zip(*both, strict=True))
-        lines.append(Line(row, runs, difference, never_asked))
+        if ROWS[row].get("ratio"):
+            by_labels = paired(error[row], error[UNLABELLED])
+        lines.append(Line(row, runs, difference, never_asked, by_labels))
     return Demo(tuple(seeds), tuple(lines), places)
 
 

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from wise_atta.bench import demo as demos
 from wise_atta.bench.demo import Demo, Interval, Line, signed
-from wise_atta.bench.experiment import Experiment
-from wise_atta.bench.run import build
 from wise_atta.bench.svg import STYLE, THEME, Axis, Chart, ticks
+from wise_atta.data import StreamSpec, open_stream
 
 KINDS = {
     "source": "source",
@@ -37,7 +36,7 @@ PAGE = """
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
 main{max-width:1120px;margin:0 auto;padding:32px 20px 56px} h1{font-size:26px;margin:0 0 4px}
 h2{font-size:17px;margin:0 0 4px} p{margin:0 0 8px} .note{margin:12px 0 0;font-size:13px}
-.dim{color:var(--dim)} .lead{max-width:78ch;margin-bottom:22px}
+.dim{color:var(--dim)} ul{margin:0 0 10px;padding-left:20px} .lead{max-width:78ch;margin-bottom:22px}
 section{background:var(--card);border:1px solid var(--rule);border-radius:12px;padding:18px 20px;margin-top:18px}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(230px,1fr));gap:14px} .tiles section{margin:0}
 .big{font-size:27px;font-weight:650;letter-spacing:-.02em} .pair{display:grid;gap:18px;
@@ -178,8 +177,8 @@ def difference_text(found: Interval | None) -> str:
 
 
 def _verdicts(demo: Demo) -> str:
-    said = [line.verdict() for line in demo.lines if line.name in ASKING and line.difference is not None]
-    return "".join(f"<p>{escape(text[0].upper() + text[1:])}.</p>" for text in said)
+    said = [text for name in ASKING for text in demo.line(name).verdicts()]
+    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in said) + "</ul>" if said else ""
 
 
 def _footnote() -> str:
@@ -387,7 +386,8 @@ def _tile(row: Mapping[str, Any], pixels: torch.Tensor) -> str:
 def _pixels(card: Mapping[str, Any], samples: set[str]) -> dict[str, torch.Tensor]:
     """The pictures of some samples of a run's stream."""
     found: dict[str, torch.Tensor] = {}
-    for batch in build(Experiment.parse(card["experiment"])).stream:
+    stream, _ = open_stream(StreamSpec.from_dict(card["provenance"]["stream"]["spec"]))
+    for batch in stream:
         assert isinstance(batch.inputs, torch.Tensor) and batch.ids is not None
         found |= {name: batch.inputs[row] for row, name in enumerate(batch.ids) if name in samples}
     return found
