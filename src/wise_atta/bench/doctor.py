@@ -20,7 +20,7 @@ FEATURES = {
     "vision": "torchvision and timm models, pictures from files",
     "bench": "the command line, the demo, experiments, tables and figures",
     "serve": "the live service, its ledger and the labelling page",
-    "ray": "many streams at once",
+    "ray": "nothing yet: sweeps over a cluster are to come",
     "docs": "building the documentation",
     "dev": "running the project's checks",
 }
