@@ -26,6 +26,8 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("no_proxy", raising=False)
     monkeypatch.delenv("NO_PROXY", raising=False)
+    # urllib keeps the first opener it made, with the proxies of that moment.
+    monkeypatch.setattr("urllib.request._opener", None)
     monkeypatch.delenv("WISE_ATTA_WEIGHTS", raising=False)
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     return tmp_path / "torch" / "hub" / "checkpoints"
