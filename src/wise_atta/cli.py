@@ -143,14 +143,14 @@ def demo(
         pages = {"report.html": report.html(result), "demo.svg": report.picture(result)}
     for name, text in pages.items():
         write_text(out / name, text)
-    page = (out / "report.html").resolve()
+    page = out / "report.html"
     seconds = time.monotonic() - began
     if as_json:
         typer.echo(json.dumps({**result.to_dict(), "report": str(page), "seconds": round(seconds, 1)}, indent=1))
     else:
         _show_demo(result, page, seconds)
     if open_it:
-        webbrowser.open(page.as_uri())
+        webbrowser.open(page.resolve().as_uri())
 
 
 @contextmanager

@@ -115,6 +115,18 @@ def test_the_settings_are_those_that_were_recorded() -> None:
         assert min(trial["error"] for trial in trials) == recorded["best"][row]["error"]
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/guide/demo.md"])
+def test_every_number_that_is_quoted_was_printed(page: str) -> None:
+    text = (ROOT / page).read_text()
+    recorded = json.loads((ROOT / "docs" / "results" / "demo.json").read_text())
+    assert recorded["seeds"] == list(demos.SEEDS) and [row["name"] for row in recorded["rows"]] == list(demos.ROWS)
+    for row in recorded["rows"]:
+        labels = "none" if row["labels_allowed"] is None else f"{row['labels_spent']:g} of {row['labels_allowed']}"
+        found = row["difference"] and demos.Interval(**row["difference"])
+        difference = f" {report.difference_text(found)} " if found else " "
+        assert f"| {row['name']} | {row['error']:.1f} ± {row['error_sd']:.1f} | {labels} |{difference}|" in text
+
+
 def test_tuning_runs_the_whole_grid_on_its_own_seeds(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
