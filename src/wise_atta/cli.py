@@ -20,7 +20,10 @@ try:
     import typer
     from rich.console import Console
 except ModuleNotFoundError as missing:
-    print(f"wise-atta's commands need {missing.name}: pip install 'wise-atta[bench]'", file=sys.stderr)
+    print(
+        f"wise-atta's commands need {(missing.name or '').partition('.')[0]}: pip install 'wise-atta[bench]'",
+        file=sys.stderr,
+    )
     raise SystemExit(4) from None
 
 if TYPE_CHECKING:
