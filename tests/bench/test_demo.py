@@ -107,6 +107,7 @@ def test_seeds_that_settings_were_chosen_on_are_not_scored(tmp_path: Path) -> No
 def test_the_settings_are_those_that_were_recorded() -> None:
     recorded = json.loads((ROOT / "docs" / "results" / "demo-settings.json").read_text())
     assert recorded["seeds"] == list(demos.TUNING_SEEDS)
+    assert recorded["frost"] == "procedural", "settings are for an installation without the reference corruptions"
     assert recorded["stream"] == {**demos.STREAM, "limit": demos.LIMIT}
     assert recorded["best"]["tent"]["options"] == demos.TENT
     assert recorded["best"]["wise, uniform"]["options"] == demos.WISE

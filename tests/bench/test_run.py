@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from wise_atta import errors
 from wise_atta.bench import run as runs
 from wise_atta.bench.experiment import Experiment
-from wise_atta.bench.hold import Shelf
+from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.record import read_json, read_parquet
+from wise_atta.data import open_stream
+from wise_atta.data.streams import PictureStream
 
 ONE = Experiment(
     data="digits+c",
@@ -107,6 +110,16 @@ def test_a_stream_held_in_memory_gives_the_same_numbers(whole: tuple[Path, dict[
     shelf = Shelf(1)
     for name in ("first", "second"):
         assert results(runs.run(ONE, tmp_path / name, shelf=shelf)) == results(whole[1])
+
+
+def test_a_stream_held_in_memory_gives_the_same_bits_in_the_same_layout() -> None:
+    stream, _ = open_stream(ONE.spec())
+    assert isinstance(stream, PictureStream)
+    for read, held in zip(stream, Held(stream), strict=True):
+        assert isinstance(read.inputs, torch.Tensor) and isinstance(held.inputs, torch.Tensor)
+        assert torch.equal(read.inputs, held.inputs)
+        assert read.inputs.stride() == held.inputs.stride(), "kernels, and so last bits, are chosen by strides"
+        assert (read.ids, read.meta) == (held.ids, held.meta)
 
 
 def test_a_finished_run_is_not_repeated(whole: tuple[Path, dict[str, Any]]) -> None:

@@ -20,6 +20,7 @@ from wise_atta import errors
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.record import read_parquet
 from wise_atta.bench.sweep import Places, Report, sweep
+from wise_atta.data.corruptions import frost_source
 
 SEEDS = tuple(range(10))
 TUNING_SEEDS = tuple(range(1000, 1004))
@@ -215,6 +216,7 @@ class Demo:
             ],
             "provenance": {
                 "model": card["provenance"]["model"],
+                "frost": card["provenance"]["stream"]["frost"],
                 "versions": card["provenance"]["versions"],
                 "threads": card["provenance"]["threads"],
             },
@@ -313,6 +315,7 @@ def tune(
     return {
         "seeds": list(seeds),
         "stream": {**STREAM, "limit": limit},
+        "frost": frost_source(),
         "ratio": RATIO,
         "best": {row: min(trials, key=lambda trial: float(trial["error"])) for row, trials in tried.items()},
         "tried": tried,

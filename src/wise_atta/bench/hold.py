@@ -54,7 +54,7 @@ class Held:
             assert isinstance(held.inputs, torch.Tensor)
             reset = self.spec.protocol == "ftta" and self._stream.plan.enters(number)
             meta = {**held.meta, "reset": reset}
-            yield Batch(held.inputs.float().div_(255), held.ids, meta)
+            yield Batch(held.inputs.float().div_(self._stream.white), held.ids, meta)
 
     def describe(self) -> dict[str, Any]:
         return {**self._stream.describe(), "spec": self.spec.to_dict(), "digest": self.spec.digest}

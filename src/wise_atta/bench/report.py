@@ -210,14 +210,15 @@ def _spending_note(demo: Demo) -> str:
 
 
 def _rests_on(demo: Demo, facts: Mapping[str, Any]) -> str:
-    model, versions = facts["provenance"]["model"], facts["provenance"]["versions"]
+    rests = facts["provenance"]
+    model, versions = rests["model"], rests["versions"]
     said = {
         "made by": f"<code>wise-atta demo --seeds {len(demo.seeds)} --limit {facts['stream']['limit']}</code>; "
         "every run's card is in <code>runs</code>",
         "settings": f"tent {escape(str(dict(demos.TENT)))}; wise {escape(str(dict(demos.WISE)))}. Chosen by "
         f"<code>wise-atta demo --tune</code> on seeds {', '.join(map(str, demos.TUNING_SEEDS))}, which are not scored",
         "stream": f"{facts['batches']} batches of {facts['stream']['batch']}, severity {facts['stream']['severity']}; "
-        "the seed decides pictures, order, noise and the method's draws",
+        f"the seed decides pictures, order, noise and the method's draws; textures of frost: {rests['frost']}",
         "network": f"{model['architecture']}, trained on the other half; weights {model['weights_hash'][:16]}",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }

@@ -263,7 +263,7 @@ class PictureStream(DataStream):
         self.spec, self.dataset, self.places, self.plan = spec, dataset, places, plan
         self._device, self._workers, self._prefetch = device, workers, prefetch
         # By a plain number a GPU would multiply with its reciprocal, which is off in the last bit.
-        self._white = torch.full((), 255.0, device=device)
+        self.white = torch.full((), 255.0, device=device)
         resize = dataset.resize if spec.resize is None else spec.resize or None
         crop = dataset.crop if spec.crop is None else spec.crop or None
         self._cut = {"resize": resize, "crop": crop, "interpolation": spec.interpolation}
@@ -312,7 +312,9 @@ class PictureStream(DataStream):
         places = [self.places[domain] for domain in domains]
         ids = [place.id(int(index)) for place, index in zip(places, indices, strict=True)]
         pixels = pixels.to(self._device, non_blocking=True).permute(0, 3, 1, 2).contiguous()
-        inputs = self._corrupt(pixels, domains, indices).float().div_(self._white)
+        inputs = self._corrupt(pixels, domains, indices).float().div_(self.white)
+        # One channel leaves the strides open, and kernels choose by them: the same pictures must give the same bits.
+        inputs = inputs.flatten().view(inputs.shape)
         return Batch(inputs, ids, self._meta(number, domains))
 
     def _meta(self, number: int, domains: NDArray[np.int64]) -> dict[str, Any]:
@@ -353,6 +355,7 @@ class PictureStream(DataStream):
             },
             "fingerprint": fingerprint(self.places),
             "pixels": self._digest,
+            "frost": _frost(self.places),
             **self._cut,
         }
 
@@ -369,6 +372,13 @@ class PictureStream(DataStream):
             return text
         whole = sum(number for number in published if number is not None)
         return text + (" (all that were published)" if whole == here else f" ({whole:,} were published)")
+
+
+def _frost(places: Sequence[Place]) -> str | None:
+    """Where the textures of frost come from, if there is any: another source gives other pictures."""
+    from wise_atta.data.corruptions import frost_source
+
+    return frost_source() if any(place.corruption == "frost" for place in places) else None
 
 
 def corrupt_pixels(pixels: Tensor, place: Place, keys: Sequence[str], seed: int) -> Tensor:
