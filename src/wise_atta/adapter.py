@@ -41,7 +41,7 @@ class Prediction:
     utility
         The batch's score, or NaN if none was computed.
     spent, allowed
-        Labels asked for so far, and how many could have been.
+        Labels charged so far, and how many could have been.
     """
 
     logits: Tensor

@@ -453,7 +453,7 @@ ROOMS = {
     "sweep": Room(_STUDIES, "bench", "Run every combination of the fields that are lists.", inside=True),
     "no-harm": Room(_STUDIES, "bench", "Measure where adaptation is worse than none.", inside=True),
     "ablation": Room(_STUDIES, "bench", "Measure what the labels themselves are worth.", inside=True),
-    "serve": Room("wise_atta.serve.cli:serve", "serve", "Put a model behind HTTP, with a page for labels."),
+    "serve": Room("wise_atta.serve.cli:serve", "serve", "Put a model behind HTTP: it predicts, learns and asks."),
     "ledger": Room("wise_atta.serve.cli:app", "serve", "The ledger of a service: tokens, export, retention."),
 }
 

@@ -342,7 +342,15 @@ class Classifier:
         """Another model, seen as this one is: the same normalisation of inputs, the same subset of classes."""
         mean, std = (None, None) if self._normal is None else (part.tolist() for part in self._normal)
         classes = None if self.classes is None else self.classes.tolist()
-        return Classifier(model, statistics=statistics, classes=classes, mean=mean, std=std, ema_weight=self.ema_weight)
+        return Classifier(
+            model,
+            statistics=statistics,
+            classes=classes,
+            mean=mean,
+            std=std,
+            prior=self.prior,
+            ema_weight=self.ema_weight,
+        )
 
     def source_flat(self) -> Tensor:
         """The source values of the adapted tensors, read from the user's module, as a new vector."""

@@ -19,7 +19,7 @@ from wise_atta.data import catalog
 FEATURES = {
     "vision": "torchvision and timm models, pictures from files",
     "bench": "the command line, the demo, experiments, tables and figures",
-    "serve": "the live service, its ledger and the labelling page",
+    "serve": "the live service and its ledger",
     "ray": "nothing yet: sweeps over a cluster are to come",
     "docs": "building the documentation",
     "dev": "running the project's checks",

@@ -118,16 +118,19 @@ class TwoStep(Update):
         if self.supervise_norm:
             supervised = self.lambda_sup * loss_sup
             loss = supervised if loss is None else supervised + loss
-        heads = self.block is None and self.train_head != "none"
-        if loss is not None:
-            # Where the head follows at once, both are published together: nobody sees half of an update.
-            self.optimizer.step(model.gradients(loss, forward.version, ["norm"]), publish=not heads)
-        if self.block is not None:
-            self._step_of_block(forward, labels)
-        elif heads:
+        # Both gradients before either step: the head's features are those of the forward, and what fails, fails whole.
+        by_head: dict[str, list[Tensor]] = {}
+        if self.block is None and self.train_head != "none":
             with torch.enable_grad():
                 head_loss = self.lambda_head * labels.loss(model.head(features.detach()))
-            self.optimizer.step(model.gradients(head_loss, model.live, ["second"], head=True), lr=self.head_lr)
+            by_head = model.gradients(head_loss, model.live, ["second"], head=True)
+        if loss is not None:
+            # Where the head follows at once, both are published together: nobody sees half of an update.
+            self.optimizer.step(model.gradients(loss, forward.version, ["norm"]), publish=not by_head)
+        if by_head:
+            self.optimizer.step(by_head, lr=self.head_lr)
+        elif self.block is not None:
+            self._step_of_block(forward, labels)
         return losses
 
     def _step_of_block(self, forward: Forward, labels: Labels) -> None:

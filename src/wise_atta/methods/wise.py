@@ -27,7 +27,7 @@ AUTHORS: Table = {
 }
 PRESETS: Table = {
     **PAPER,
-    **{"paper": {}, "authors": {}},
+    **{"paper": {}, "authors": {"lr": 5e-4, "head_lr": 2e-4}},
     **{f"paper/{name}": values for name, values in PAPER.items()},
     **{f"authors/{name}": values for name, values in AUTHORS.items()},
 }
