@@ -94,6 +94,11 @@ def get(name: str, **options: Any) -> Method:
     """
     if name not in METHODS:
         raise errors.unknown("method", name, METHODS)
+    takes = inspect.signature(METHODS[name]).parameters
+    if not any(one.kind is one.VAR_KEYWORD for one in takes.values()):
+        for option in options:
+            if option not in takes:
+                raise errors.unknown(f"option of method {name!r}:", option, takes)
     try:
         return METHODS[name](**options)
     except TypeError as error:
