@@ -126,6 +126,9 @@ def test_every_number_that_is_quoted_was_printed(page: str) -> None:
         found = row["difference"] and demos.Interval(**row["difference"])
         difference = f" {report.difference_text(found)} " if found else " "
         assert f"| {row['name']} | {row['error']:.1f} ± {row['error_sd']:.1f} | {labels} |{difference}|" in text
+        for name in ("difference_by_labels", "difference_never_asked") if page.startswith("docs") else ():
+            if row["difference_by_labels"] is not None:
+                assert report.difference_text(demos.Interval(**row[name])) in text
 
 
 def test_tuning_runs_the_whole_grid_on_its_own_seeds(

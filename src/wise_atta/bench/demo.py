@@ -33,7 +33,7 @@ STREAM: Mapping[str, Any] = {"data": "digits+c", "model": "digits", "batch": 16,
 LIMIT = 320
 
 TENT: Mapping[str, Any] = {"lr": 0.1}
-WISE: Mapping[str, Any] = {"lr": 0.1, "lambda_sup": 0.1, "lambda_ent": 1.0, "head_lr": 1e-3}
+WISE: Mapping[str, Any] = {"lr": 0.2, "lambda_sup": 0.1, "lambda_ent": 1.0, "head_lr": 3e-4}
 
 _WISE: Mapping[str, Any] = {"method": "wise", "statistics": "batch", "options": WISE}
 ROWS: Mapping[str, Mapping[str, Any]] = {
@@ -48,10 +48,10 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
 
 # The first pair is the paper's.
 WEIGHTS = ((0.9, 0.1), (0.3, 1.0), (0.1, 1.0), (0.03, 1.0))
-RATES = (0.01, 0.03, 0.06, 0.1, 0.2)
+RATES = (0.01, 0.03, 0.06, 0.1, 0.2, 0.4)
 HEADS: tuple[Mapping[str, Any], ...] = ({"train_head": "none"}, {"head_lr": 3e-4}, {"head_lr": 1e-3})
 GRID: Mapping[str, Sequence[Mapping[str, Any]]] = {
-    "tent": [{"lr": lr} for lr in (*RATES, 0.4)],
+    "tent": [{"lr": lr} for lr in RATES],
     "wise, uniform": [
         {"lr": lr, "lambda_sup": sup, "lambda_ent": ent, **head}
         for lr, (sup, ent), head in itertools.product(RATES, WEIGHTS, HEADS)
