@@ -219,6 +219,8 @@ def _show_demo(result: Demo, page: Path, seconds: float) -> None:
     console.print(table)
     for text in (text for line in result.lines if line.allowed is not None for text in line.verdicts()):
         console.print(text, highlight=False, soft_wrap=True)
+    if facts["provenance"]["frost"] != "procedural":
+        console.print("Frost is photographed here, not drawn: numbers differ from the documented ones.")
     console.print(f"{seconds:.0f} s. Report: {page}", highlight=False, soft_wrap=True)
 
 
