@@ -13,7 +13,7 @@ from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.record import read_json, write_json
 from wise_atta.bench.sweep import Places, Report, sweep
 from wise_atta.bench.table import Row, markdown, rows
-from wise_atta.bench.tune import Tuned, tune
+from wise_atta.bench.tune import Tuned, lay_out, tune
 
 SEEDS = (0, 41, 58)
 # Methods that draw nothing: another seed gives the same bits, so one run stands for all.
@@ -114,6 +114,7 @@ def tune_all(
     *,
     rates: Sequence[float],
     limits: Mapping[str, int] | None = None,
+    jobs: int = 1,
     report: Report | None = None,
     **fields: Any,
 ) -> dict[str, Tuned]:
@@ -121,7 +122,7 @@ def tune_all(
 
     `limits` shortens the tuning stream for slow methods: pictures a domain.
     """
-    found: dict[str, Tuned] = {}
+    grids = []
     for name in names:
         if "lr" not in methods.options(name):
             continue
@@ -130,8 +131,9 @@ def tune_all(
             stream["limit"] = limits[name]
         scored = experiment(setting, name, **{**fields, "stream": {}})
         base = scored.model_copy(update={"stream": stream})
-        found[name] = tune(base, places, on=setting.tune_on, grid={"lr": list(rates)}, report=report)
-    return found
+        grids.append(lay_out(base, on=setting.tune_on, grid={"lr": list(rates)}))
+    found = tune(grids, places, jobs=jobs, report=report) if grids else []
+    return {tuned.method: tuned for tuned in found}
 
 
 def compare(
@@ -142,6 +144,7 @@ def compare(
     tuned: Mapping[str, Mapping[str, Any]],
     protocols: Sequence[str] = ("ctta",),
     seeds: Sequence[int] = (0,),
+    jobs: int = 1,
     report: Report | None = None,
     fresh: bool = False,
     **fields: Any,
@@ -156,7 +159,7 @@ def compare(
         for name in names
         for seed in (seeds[:1] if name in WITHOUT_CHANCE else seeds)
     ]
-    return sweep(runs, places, report=report, fresh=fresh)
+    return sweep(runs, places, jobs=jobs, report=report, fresh=fresh)
 
 
 def costs(card: Mapping[str, Any]) -> list[str]:

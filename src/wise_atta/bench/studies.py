@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from wise_atta.bench import ablation, no_harm, rivals
 from wise_atta.bench.experiment import Experiment, read_mapping
 from wise_atta.bench.run import pick_device
 from wise_atta.bench.sweep import Places, Report, expand, sweep
-from wise_atta.bench.tune import LEARNING_RATES, tune
+from wise_atta.bench.tune import LEARNING_RATES, lay_out, tune
 
 app = typer.Typer(help="Studies over many runs.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -72,6 +73,7 @@ def rivals_command(
     tuned: Annotated[Path | None, typer.Option(help="Take learning rates from this file instead of tuning.")] = None,
     rates: Annotated[str, typer.Option(help="The grid of learning rates; empty: the methods' own rate.")] = "",
     tune_limit: Annotated[int | None, typer.Option(help="Pictures a domain of the tuning stream.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes; seconds a batch are then those of a shared machine.")] = 1,
     data: Data = None,
     weights: Weights = None,
     device: Device = "auto",
@@ -95,7 +97,14 @@ def rivals_command(
             short = {} if tune_limit is None else dict.fromkeys(names, tune_limit)
             grid = _numbers(rates, float, "rates")
             found = rivals.tune_all(
-                setting, names, Places(out / "tuning", data, weights), rates=grid, limits=short, report=report, **shared
+                setting,
+                names,
+                Places(out / "tuning", data, weights),
+                rates=grid,
+                limits=short,
+                jobs=jobs,
+                report=report,
+                **shared,
             )
             rivals.save_tuned(out / "tuned.json", found)
             best = {name: dict(tried.best.options) for name, tried in found.items()}
@@ -108,6 +117,7 @@ def rivals_command(
             tuned=best,
             protocols=protocol.split(","),
             seeds=_numbers(seeds, int, "seeds"),
+            jobs=jobs,
             report=report,
             fresh=pick_device(device).type == "cpu",
             stream=stream,
@@ -135,13 +145,14 @@ def tune_command(
     points = {"lr": list(LEARNING_RATES)} if not grid else dict(_axis(text) for text in grid)
     with _progress(quiet or as_json) as report:
         places = Places(out, data, weights)
-        found = tune(Experiment.read(file), places, on=on, grid=points, jobs=jobs, report=report)
+        found = tune([lay_out(Experiment.read(file), on=on, grid=points)], places, jobs=jobs, report=report)[0]
     if as_json:
         typer.echo(json.dumps(found.to_dict()))
         return
     for trial in found.trials:
         mark = "  <- best" if trial is found.best else ""
-        typer.echo(f"{trial.options}: {trial.error:.2f} % error, {trial.labels} labels{mark}")
+        outcome = f"{trial.error:.2f} % error" if math.isfinite(trial.error) else "diverged"
+        typer.echo(f"{trial.options}: {outcome}, {trial.labels} labels{mark}")
     typer.echo(f"Tuned on {found.data}; the trials asked for {found.labels} labels there.")
 
 

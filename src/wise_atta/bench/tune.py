@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +18,18 @@ LEARNING_RATES = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2)
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of the grid and what came of it."""
+    """One point of the grid and what came of it; a run that diverged has an infinite error."""
 
     options: dict[str, Any]
     error: float
     labels: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "options": self.options,
+            "error": self.error if math.isfinite(self.error) else "diverged",
+            "labels": self.labels,
+        }
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class Tuned:
             "data": self.data,
             "best": self.best.options,
             "labels_asked": self.labels,
-            "trials": [{"options": t.options, "error": t.error, "labels": t.labels} for t in self.trials],
+            "trials": [trial.to_dict() for trial in self.trials],
         }
 
 
@@ -65,16 +74,18 @@ def tuning_data(scored: str) -> str:
     )
 
 
-def tune(
-    experiment: Experiment,
-    places: Places,
-    *,
-    on: str | None = None,
-    grid: Mapping[str, Sequence[Any]] | None = None,
-    jobs: int = 1,
-    report: Report | None = None,
-) -> Tuned:
-    """Try every point of a grid for one method and keep the best.
+@dataclass(frozen=True)
+class Grid:
+    """The trials of one method: points of its options, and the run that tries each."""
+
+    method: str
+    data: str
+    points: tuple[dict[str, Any], ...]
+    runs: tuple[Experiment, ...]
+
+
+def lay_out(experiment: Experiment, *, on: str | None = None, grid: Mapping[str, Sequence[Any]] | None = None) -> Grid:
+    """The runs that tune a method, without running them.
 
     Parameters
     ----------
@@ -93,11 +104,37 @@ def tune(
         raise errors.BadConfig("the grid holds no run: every option needs at least one value")
     base = experiment.model_dump() | {"data": data}
     base["stream"] = {k: v for k, v in experiment.stream.items() if k != "domains"}
-    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    runs = [Experiment.parse({**base, "options": {**experiment.options, **point}}) for point in points]
-    cards = sweep(runs, places, jobs=jobs, report=report)
-    trials = [
-        Trial(point, card["results"]["error"], card["results"]["labels_spent"])
-        for point, card in zip(points, cards, strict=True)
-    ]
-    return Tuned(experiment.method, data, tuple(trials))
+    points = tuple(dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values()))
+    runs = tuple(Experiment.parse({**base, "options": {**experiment.options, **point}}) for point in points)
+    return Grid(experiment.method, data, points, runs)
+
+
+def tune(grids: Sequence[Grid], places: Places, *, jobs: int = 1, report: Report | None = None) -> list[Tuned]:
+    """Run every trial of every grid. A trial that diverges is the worst of its grid, and does not stop the others."""
+    found: dict[str, dict[str, Any] | errors.WiseAttaError] = {}
+
+    def note(run: Experiment, result: dict[str, Any] | errors.WiseAttaError) -> None:
+        found[run.digest] = result
+        if report is not None:
+            report(run, result)
+
+    # The sweep raises the first failure; which of them are answers, such as a rate too high, is told apart below.
+    with contextlib.suppress(errors.NotFinite):
+        sweep([run for grid in grids for run in grid.runs], places, jobs=jobs, report=note)
+    return [_gather(grid, found) for grid in grids]
+
+
+def _gather(grid: Grid, found: Mapping[str, dict[str, Any] | errors.WiseAttaError]) -> Tuned:
+    pairs = zip(grid.points, grid.runs, strict=True)
+    tuned = Tuned(grid.method, grid.data, tuple(_trial(point, found[run.digest]) for point, run in pairs))
+    if math.isinf(tuned.best.error):
+        raise errors.NotFinite(f"{grid.method} diverged at every point of {list(grid.points)}: try lower rates")
+    return tuned
+
+
+def _trial(point: dict[str, Any], result: dict[str, Any] | errors.WiseAttaError) -> Trial:
+    if isinstance(result, errors.NotFinite):
+        return Trial(point, math.inf, 0)
+    if isinstance(result, errors.WiseAttaError):
+        raise result
+    return Trial(point, result["results"]["error"], result["results"]["labels_spent"])

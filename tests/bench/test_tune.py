@@ -1,0 +1,70 @@
+"""Is a learning rate chosen on another stream, alike for every method, and does a rate too high end nothing?"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from wise_atta import errors
+from wise_atta.bench import rivals
+from wise_atta.bench.experiment import Experiment
+from wise_atta.bench.sweep import Places
+from wise_atta.bench.tune import Trial, Tuned, lay_out, tune
+
+SCORED = Experiment.parse(
+    {"method": "tent", "data": "digits+c", "model": "digits", "stream": {"limit": 32}, "batch": 16, "threads": 1}
+)
+
+
+def test_a_diverged_trial_is_the_worst_and_ends_nothing(tmp_path: Path) -> None:
+    seen: list[str] = []
+    [found] = tune(
+        [lay_out(SCORED, grid={"lr": [1e38, 1e-3]})],
+        Places(tmp_path),
+        report=lambda run, result: seen.append(type(result).__name__),
+    )
+    assert sorted(seen) == ["NotFinite", "dict"]
+    assert math.isinf(found.trials[0].error) and found.best.options == {"lr": 1e-3}
+    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["trials"][0]["error"] == "diverged"
+
+
+def test_where_all_trials_diverge_there_is_no_best(tmp_path: Path) -> None:
+    with pytest.raises(errors.NotFinite, match="every point"):
+        tune([lay_out(SCORED, grid={"lr": [1e38]})], Places(tmp_path))
+
+
+def test_other_failures_are_raised(tmp_path: Path) -> None:
+    """A diverged trial before it must not hide a trial that cannot run."""
+    broken = lay_out(SCORED.model_copy(update={"model": "file:nowhere.safetensors"}), grid={"lr": [1e-3]})
+    with pytest.raises(errors.DataError):
+        tune([lay_out(SCORED, grid={"lr": [1e38, 1e-3]}), broken], Places(tmp_path))
+
+
+def test_never_tuned_on_the_scored_stream() -> None:
+    assert {run.data for run in lay_out(SCORED, grid={"lr": [1e-3]}).runs} == {"digits+extra"}
+    with pytest.raises(errors.BadConfig, match="scored"):
+        lay_out(SCORED, on="digits+c")
+
+
+def test_of_equal_trials_the_first_is_best() -> None:
+    trials = (Trial({"lr": 1e-4}, 5.0, 1), Trial({"lr": 1e-3}, 5.0, 2), Trial({"lr": 1e-2}, math.inf, 0))
+    assert Tuned("tent", "digits+extra", trials).best.options == {"lr": 1e-4}
+    assert Tuned("tent", "digits+extra", trials).labels == 3
+
+
+def test_all_methods_get_the_same_grid(tmp_path: Path) -> None:
+    found = rivals.tune_all(
+        rivals.setting("digits"),
+        ["source", "tent", "wise"],
+        Places(tmp_path),
+        rates=[1e-4, 1e-3],
+        limits={"tent": 64, "wise": 64},
+        threads=1,
+    )
+    assert list(found) == ["tent", "wise"]
+    for tuned in found.values():
+        assert [trial.options for trial in tuned.trials] == [{"lr": 1e-4}, {"lr": 1e-3}]
+    assert found["tent"].labels == 0 < found["wise"].labels
