@@ -101,6 +101,19 @@ def test_the_card_holds_what_the_rows_say(whole: tuple[Path, dict[str, Any]]) ->
     assert read_json(folder / "card.json")["results"] == found
 
 
+def test_the_card_keeps_the_first_batch_s_logits_through_an_interruption(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    built = runs.build(ONE)
+    logits = built.adapter.predict(next(iter(built.stream))).logits
+    found = whole[1]["first_batch"]
+    assert found["shape"] == [8, 10]
+    assert torch.allclose(torch.tensor(found["logits"]), logits, atol=1e-5)
+    with pytest.raises(Stopped):
+        runs.run(ONE, tmp_path, checkpoint=4, progress=stop_at(6))
+    assert runs.run(ONE, tmp_path, checkpoint=4)["first_batch"] == found
+
+
 def test_a_card_runs_again_to_the_same_numbers(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, card = whole
     assert results(runs.run(Experiment.read(folder), tmp_path / "again")) == results(card)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import os
 import platform
@@ -31,6 +32,9 @@ from wise_atta.stream import Batch
 from wise_atta.wrap import adapt
 
 Progress = Callable[[int, int | None, float, int], None]
+
+# How much of the first batch's logits a card keeps.
+FIRST_ROWS, FIRST_CLASSES = 8, 16
 
 
 @dataclass
@@ -225,6 +229,8 @@ class Recorder:
         self.restarts = built.method.restarts
         self.score = Score()
         self.domain: str | None = None
+        self.first: dict[str, Any] | None = None
+        self._full = built.experiment.deterministic
         self._earlier = Work()
         self._last: Step | None = None
         built.adapter.on_step(self._keep)
@@ -243,13 +249,14 @@ class Recorder:
             "adapter": self.adapter.state_dict(),
             "score": self.score.state_dict(),
             "domain": self.domain,
+            "first": self.first,
             "work": asdict(self.work),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.adapter.load_state_dict(state["adapter"])
         self.score.load_state_dict(state["score"])
-        self.domain = state["domain"]
+        self.domain, self.first = state["domain"], state["first"]
         self._earlier = Work(**state["work"]) - self.adapter.classifier.work
 
     def step(self, batch: Batch) -> Prediction:
@@ -261,11 +268,14 @@ class Recorder:
             self.adapter.restart()
         self.domain = domain
         began = time.perf_counter()
-        out = self.adapter.step(batch)
+        with _full_precision(self._full and self.first is None):
+            out = self.adapter.step(batch)
+        predicted = out.logits.argmax(dim=1).tolist()
+        # A GPU is asked last, so that the time is that of the work and not of handing it over.
         elapsed = time.perf_counter() - began
+        self.first = self.first or first_batch(out.logits)
         ids = list(batch.ids or [])
-        labels = torch.tensor([self.truth[i] for i in ids])
-        wrong = (out.logits.argmax(dim=1).cpu() != labels).tolist()
+        wrong = [self.truth[sample] != label for sample, label in zip(ids, predicted, strict=True)]
         domains = [str(d) for d in batch.meta.get("domains", [domain] * len(ids))]
         self.score.add(ids, domains, wrong)
         self.score.asked.update(picture_of(ids[query.index]) for query in out.queries)
@@ -316,6 +326,28 @@ class Recorder:
                     "drift": _number(view.drift[query.index]) if view.drift_known else None,
                 }
             )
+
+
+def first_batch(logits: Tensor) -> dict[str, Any]:
+    """What a card keeps of the first batch's logits: a digest of all their bits, and a corner to compare by."""
+    values = logits.detach().float().cpu().numpy()
+    corner = values[:FIRST_ROWS, :FIRST_CLASSES].astype(float)
+    return {
+        "digest": hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()[:16],
+        "shape": list(values.shape),
+        "logits": [[round(value, 6) for value in row] for row in corner.tolist()],
+    }
+
+
+@contextlib.contextmanager
+def _full_precision(wanted: bool) -> Iterator[None]:
+    """Convolutions without TF32, whose three digits would hide whether another device computes the same."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = before and not wanted
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
 
 
 class Peak:
@@ -371,14 +403,17 @@ def make_card(
             "peak_memory": memory,
             "resumed": resumed,
         },
+        "first_batch": recorder.first,
         "provenance": {
             "model": built.source.card(),
             "stream": built.stream.describe(),
             "parts": repr(built.adapter),
             "versions": versions(),
             "device": device_name(built.device),
+            "instructions": torch.backends.cpu.get_cpu_capability(),
             "threads": torch.get_num_threads(),
             "deterministic": built.experiment.deterministic,
+            "tf32": built.device.type == "cuda" and torch.backends.cudnn.allow_tf32,
         },
     }
 
