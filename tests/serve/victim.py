@@ -23,8 +23,8 @@ from wise_atta.serve.ledger import migrate
 from wise_atta.serve.service import Service
 
 
-def options(folder: Path) -> Settings:
-    return settings(folder, ratio=0.4, audit=0.2, keep_log=1, checkpoint_events=25, max_wait_ms=1.0, max_lag=8)
+def options(folder: Path, keep_log: int) -> Settings:
+    return settings(folder, ratio=0.4, audit=0.2, keep_log=keep_log, checkpoint_events=25, max_wait_ms=1.0, max_lag=8)
 
 
 def digest(value: Any) -> str:
@@ -49,9 +49,9 @@ def digest(value: Any) -> str:
     return found.hexdigest()
 
 
-def serve(folder: str, port: int) -> None:
+def serve(folder: str, keep_log: int, port: int) -> None:
     """The process that is killed."""
-    service = Service(small_model(), options(Path(folder)))
+    service = Service(small_model(), options(Path(folder), keep_log))
     app = create_app(service, loopback=True)
 
     @app.get("/digest")
@@ -69,10 +69,10 @@ def serve(folder: str, port: int) -> None:
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="critical", access_log=False)
 
 
-def main(folder: str) -> None:
+def main(folder: str, keep_log: int) -> None:
     # Much is imported at its first use only: use it once, before there are threads that a fork would lose.
     torch.set_num_threads(1)
-    adapter = build(small_model(), options(Path(folder)))
+    adapter = build(small_model(), options(Path(folder), keep_log))
     adapter.learn(adapter.predict(torch.rand(4, 1, 8, 8)))
     migrate(create_engine("sqlite://"))
     child = 0
@@ -81,10 +81,10 @@ def main(folder: str) -> None:
             os.waitpid(child, 0)
         child = os.fork()
         if not child:
-            serve(folder, int(line))
+            serve(folder, keep_log, int(line))
             os._exit(1)
         print(child, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]))
