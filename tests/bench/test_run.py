@@ -18,7 +18,7 @@ from wise_atta import errors
 from wise_atta.bench import run as runs
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.hold import Held, Shelf
-from wise_atta.bench.record import read_json, read_parquet
+from wise_atta.bench.record import read_json, read_parquet, unpack_bits, unpack_numbers
 from wise_atta.data import open_stream
 from wise_atta.data.streams import PictureStream
 
@@ -208,3 +208,18 @@ def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
 
 def _size(path: Path) -> tuple[int, int]:
     return (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else (0, 0)
+
+
+def test_every_sample_s_hit_picture_and_question_can_be_read_back(whole: tuple[Path, dict[str, Any]]) -> None:
+    folder, card = whole
+    steps, queries, pictures = (read_parquet(folder / f"{name}.parquet") for name in ("steps", "queries", "pictures"))
+    wrong, seen, asked = ({row["picture"]: 0 for row in pictures} for _ in range(3))
+    for row in steps:
+        hits, picked = (unpack_bits(row[name], row["samples"]) for name in ("hits", "picked"))
+        assert row["wrong"] == (~hits).sum() and row["asked"] == picked.sum()
+        for hit, mark, place in zip(hits, picked, unpack_numbers(row["pictures"]), strict=True):
+            name = pictures[place]["picture"]
+            wrong[name], seen[name], asked[name] = wrong[name] + (not hit), seen[name] + 1, asked[name] + mark
+    assert [(row["wrong"], row["seen"]) for row in pictures] == [(wrong[name], seen[name]) for name in wrong]
+    assert {name for name, count in asked.items() if count} == {row["picture"] for row in pictures if row["asked"]}
+    assert sum(asked.values()) == len(queries) == card["results"]["labels_spent"]

@@ -7,6 +7,7 @@ another name and renamed, so that a kill at any moment leaves the old one or the
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -14,7 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from wise_atta import errors
 
@@ -74,6 +77,39 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
     except (OSError, pyarrow.ArrowInvalid) as error:
         raise errors.DataError(f"{path} is not a readable Parquet file: {error}") from error
     return rows
+
+
+def pack_bits(flags: Sequence[bool]) -> str:
+    """One bit a sample, as text: a batch of 64 takes 16 letters.
+
+    >>> pack_bits([True, False, True]), unpack_bits("a0", 3).tolist()
+    ('a0', [True, False, True])
+    """
+    return np.packbits(np.asarray(flags, dtype=bool)).tobytes().hex()
+
+
+def unpack_bits(text: str, count: int) -> NDArray[np.bool_]:
+    """What `pack_bits` packed; empty text is all False. Text of another length than `count` needs is an error."""
+    if not text:
+        return np.zeros(count, dtype=bool)
+    packed = np.frombuffer(bytes.fromhex(text), dtype=np.uint8)
+    if len(packed) != -(-count // 8):
+        raise ValueError(f"{len(packed)} bytes of bits for {count} samples")
+    return np.unpackbits(packed, count=count).astype(bool)
+
+
+def pack_numbers(numbers: Sequence[int]) -> str:
+    """Small whole numbers as text.
+
+    >>> unpack_numbers(pack_numbers([0, 70000])).tolist()
+    [0, 70000]
+    """
+    return base64.b64encode(np.asarray(numbers, dtype="<u4").tobytes()).decode()
+
+
+def unpack_numbers(text: str) -> NDArray[np.int64]:
+    """What `pack_numbers` packed."""
+    return np.frombuffer(base64.b64decode(text, validate=True), dtype="<u4").astype(np.int64)
 
 
 class Log:

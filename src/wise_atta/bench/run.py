@@ -23,7 +23,7 @@ from wise_atta import errors, methods, when, who
 from wise_atta.adapter import Adapter, Prediction, Step
 from wise_atta.bench.experiment import CARD_VERSION, Experiment
 from wise_atta.bench.hold import Held, Shelf
-from wise_atta.bench.record import Folder, claimed, read_json
+from wise_atta.bench.record import Folder, claimed, pack_bits, pack_numbers, read_json
 from wise_atta.bench.source import load
 from wise_atta.data import Dataset, StreamSpec, models, open_dataset, open_stream, picture_of
 from wise_atta.data.streams import DataStream, PictureStream
@@ -45,14 +45,21 @@ class Score:
     seen: dict[str, int] = field(default_factory=dict)
     by_picture: dict[str, list[int]] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
+    place: dict[str, int] = field(default_factory=dict)
 
     def add(self, ids: list[str], domains: list[str], wrong: list[bool]) -> None:
         for sample, domain, bad in zip(ids, domains, wrong, strict=True):
             self.seen[domain] = self.seen.get(domain, 0) + 1
             self.wrong[domain] = self.wrong.get(domain, 0) + bad
-            tally = self.by_picture.setdefault(picture_of(sample), [0, 0])
+            picture = picture_of(sample)
+            self.place.setdefault(picture, len(self.place))
+            tally = self.by_picture.setdefault(picture, [0, 0])
             tally[0] += bad
             tally[1] += 1
+
+    def places(self, ids: list[str]) -> list[int]:
+        """Which row of `pictures` each sample shows."""
+        return [self.place[picture_of(sample)] for sample in ids]
 
     @property
     def error(self) -> float:
@@ -91,6 +98,7 @@ class Score:
         self.wrong, self.seen = dict(state["wrong"]), dict(state["seen"])
         self.by_picture = {picture: list(tally) for picture, tally in state["by_picture"].items()}
         self.asked = set(state["asked"])
+        self.place = {picture: row for row, picture in enumerate(self.by_picture)}
 
 
 @dataclass(eq=False)
@@ -280,19 +288,25 @@ class Recorder:
         self.score.add(ids, domains, wrong)
         self.score.asked.update(picture_of(ids[query.index]) for query in out.queries)
         if self.files is not None:
-            self._record(out, domain, wrong, elapsed)
+            self._record(out, domain, ids, wrong, elapsed)
         return out
 
-    def _record(self, out: Prediction, domain: str, wrong: list[bool], elapsed: float) -> None:
+    def _record(self, out: Prediction, domain: str, ids: list[str], wrong: list[bool], elapsed: float) -> None:
         assert self.files is not None
         step, view = self._last, out.view
         assert step is not None
+        chosen = {query.index for query in out.queries}
         row: dict[str, Any] = {
             "batch": step.number,
             "domain": domain,
             "samples": step.samples,
             "wrong": sum(wrong),
             "error": sum(wrong) / len(wrong),
+            # Sample by sample, so that two runs over one stream can be compared in pairs.
+            "hits": pack_bits([not bad for bad in wrong]),
+            "picked": pack_bits([place in chosen for place in range(len(ids))]) if chosen else "",
+            "pictures": pack_numbers(self.score.places(ids)),
+            "logits": _number(out.logits.detach().double().square().mean().sqrt()),
             "utility": _number(step.utility),
             "threshold": _number(step.threshold),
             "rate": _number(step.rate),
@@ -305,6 +319,7 @@ class Recorder:
             "forwards": step.work.forwards,
             "backwards": step.work.backwards,
             "ms": 1000 * elapsed,
+            "tripped": step.tripped,
         }
         if view is not None:
             row["entropy"] = _number(view.entropy.mean())
