@@ -145,12 +145,23 @@ def test_a_finished_run_is_shown_again_without_running() -> None:
             "cifar10-c",
         ),
         (("evaluate", "file:nowhere.safetensors", "digits"), 3, "nowhere.safetensors"),
+        (
+            ("run", "--dataset", "cifar10-c", "--data", "nowhere", "--model", "wise_atta/resnet18_w8@random"),
+            3,
+            "nowhere",
+        ),
+        (("run", "--dataset", "cifar10-c", "--model", "wise_atta/resnet18_w8@random"), 3, "WISE_ATTA_DATA"),
     ],
 )
 def test_an_error_is_one_line_and_its_code_says_of_what_kind(
-    arguments: tuple[str, ...], expected: int, words: str, capsys: pytest.CaptureFixture[str]
+    arguments: tuple[str, ...],
+    expected: int,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Path("empty").mkdir()
+    monkeypatch.delenv("WISE_ATTA_DATA", raising=False)
     assert code(arguments) == expected
     said = capsys.readouterr().err
     assert words in said and "Traceback" not in said
@@ -218,6 +229,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(monkeypatch: pytest.Monke
     assert "lacks timm" in said and "pip install 'wise-atta[vision]'" in said
     found: dict[str, Any] = json.loads(call("doctor", "--json"))
     assert found["missing"]["vision"] == ["timm"]
+    assert {"postgres", "ray", "hub"} <= set(found["extras"])
     assert found["core"]["torch"] and found["device"]["auto"] in ("cpu", "cuda")
 
 

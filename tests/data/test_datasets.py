@@ -317,7 +317,7 @@ def test_names_that_do_not_exist_are_answered_with_the_nearest(tmp_path: Path) -
 
 def test_without_a_data_folder_the_error_says_how_to_give_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("WISE_ATTA_DATA", raising=False)
-    with pytest.raises(errors.BadConfig, match="WISE_ATTA_DATA"):
+    with pytest.raises(errors.DataError, match="WISE_ATTA_DATA"):
         open_dataset("imagenet-r")
     with pytest.raises(errors.DataError, match="is not a folder"):
         open_dataset("imagenet-r", tmp_path / "nowhere")

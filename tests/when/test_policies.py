@@ -84,6 +84,22 @@ def test_undo_is_as_if_the_batch_had_not_come(make: Callable[[], Policy], stream
 
 
 @every_policy
+def test_labels_that_were_returned_are_not_returned_again_by_undo(make: Callable[[], Policy]) -> None:
+    subject = make()
+    granted = 0
+    for _ in range(LENGTH):
+        granted = subject.decide(1.0)
+        if granted:
+            break
+    subject.refund(granted)
+    before = subject.state_dict()
+    with pytest.raises(errors.BadInput, match="before a refund"):
+        subject.undo()
+    assert same(subject.state_dict(), before)
+    assert subject.spent == 0
+
+
+@every_policy
 @some
 @given(stream=batches, cut=st.integers(1, LENGTH))
 def test_a_loaded_state_decides_as_if_it_had_never_stopped(make: Callable[[], Policy], stream: list, cut: int) -> None:

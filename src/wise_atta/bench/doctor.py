@@ -20,7 +20,9 @@ FEATURES = {
     "vision": "torchvision and timm models, pictures from files",
     "bench": "the command line, the demo, experiments, tables and figures",
     "serve": "the live service and its ledger",
-    "ray": "nothing yet: sweeps over a cluster are to come",
+    "postgres": "a ledger in PostgreSQL",
+    "ray": "sweeps over a cluster",
+    "hub": "data sets from the Hugging Face hub",
     "docs": "building the documentation",
     "dev": "running the project's checks",
 }

@@ -295,7 +295,7 @@ def data_root(root: str | Path | None = None) -> Path:
     """The folder with the data: `root`, or what WISE_ATTA_DATA names."""
     chosen = root or os.environ.get("WISE_ATTA_DATA")
     if not chosen:
-        raise errors.BadConfig("where is the data? Give a folder (--data) or set WISE_ATTA_DATA to it")
+        raise errors.DataError("where is the data? Give a folder (--data) or set WISE_ATTA_DATA to it")
     path = Path(chosen).expanduser()
     if not path.is_dir():
         raise errors.DataError(f"{path} is not a folder: give the one that holds the data (--data or WISE_ATTA_DATA)")

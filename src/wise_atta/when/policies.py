@@ -90,17 +90,21 @@ class Policy:
         return granted
 
     def undo(self) -> None:
-        """Take back the last `decide`, as if it had not been called. Only one can be taken back."""
+        """Take back the last `decide`, as if it had not been called. Only one, and only before labels are returned."""
         if self._undo is None:
-            raise errors.BadInput("there is no decision to undo: only the last one can be taken back, and only once")
+            raise errors.BadInput(
+                "there is no decision to undo: only the last one can be taken back, once, and before a refund"
+            )
         units, granted, last = self._undo
         self.account.take_back(units, granted)
         self._pull()
         self.last, self._undo = last, None
 
     def refund(self, labels: int) -> None:
-        """Return labels whose query expired before anyone was shown it."""
+        """Return labels whose query expired before anyone was shown it. It settles the last decision."""
         self.account.refund(labels)
+        # The labels may be those of the last decision: taking it back as well would return them twice.
+        self._undo = None
 
     @property
     def spent(self) -> int:
@@ -354,8 +358,8 @@ class Exhaust(Policy):
         return granted + more
 
     def undo(self) -> None:
-        self.policy.undo()
         super().undo()
+        self.policy.undo()
 
     def reset(self, history: bool = True, account: bool = True) -> None:
         self.policy.reset(history, account)
