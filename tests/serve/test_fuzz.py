@@ -28,6 +28,7 @@ PATHS = [
     ("GET", "/queries"),
     ("GET", "/notices"),
     ("GET", "/streams/default/history"),
+    ("GET", "/streams/default/labels"),
     ("GET", "/queries/default/1-1/picture"),
 ]
 # Ten thousand requests in all: WISE_ATTA_FUZZ=2500.

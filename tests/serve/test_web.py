@@ -243,10 +243,13 @@ def test_metrics_tell_what_happened(tmp_path: Path) -> None:
         assert f'wise_atta_spent{{stream="default"}} {float(service.streams["default"].state.spent)}' in text
         assert 'wise_atta_http_seconds_count{route="/predict",status="200"} 5.0' in text
         history = client.get("/streams/default/history").json()
-        assert [point["pictures"] for point in history] == [4] * 5
-        assert client.get(f"/streams/default/history?since={history[2]['at']}").json() == history[3:]
+        assert sum(point["pictures"] for point in history) == 20 and sum(point["learned"] for point in history) == 5
+        assert history[-1]["spent"] == service.streams["default"].state.spent
+        assert client.get(f"/streams/default/history?since={history[-1]['at']}").json() == history[-1:]
+        assert client.get("/streams/default/history?step=7").status_code == 422
         status = client.get("/streams").json()[0]
         assert status["pictures"] == 20 and status["learned"] == 5 and sum(status["predicted"].values()) == 20
+        assert status["latency"]["requests"] == 5 and 0 < status["latency"]["p50_s"] <= status["latency"]["p99_s"]
 
 
 def test_the_document_describes_every_call_with_examples(tmp_path: Path) -> None:
@@ -294,3 +297,25 @@ def test_the_client_knows_the_way(tmp_path: Path) -> None:
             with pytest.raises(Refused, match="another answer") as refused:
                 client.answer(query, 2)
             assert refused.value.status == 409
+
+
+def test_labels_tell_their_age_and_audits_whether_the_model_was_right(tmp_path: Path) -> None:
+    with running(tmp_path, ratio=1, audit=0.5) as (client, service):
+        for number in range(4):
+            post(client, number)
+        settled(service)
+        asked = client.get("/queries?limit=4").json()
+        assert all(query["lease_until"] > asked["now"] for query in asked["queries"])
+        said = {}
+        for query in asked["queries"]:
+            said[query["query"]] = query["audit"], query["guesses"][0]["label"] == 2
+            answer = {"query": query["query"], "label": 2}
+            assert client.post("/answers", json={"answers": [answer]}).status_code == 200
+        given = client.get("/streams/default/labels").json()
+        expected = [(audit, right if audit else None) for audit, right in said.values()]
+        assert [(row["audit"], row["right"]) for row in given] == expected
+        assert {audit for audit, _ in expected} == {True, False} and all(row["age_s"] >= 0 for row in given)
+        assert client.get(f"/streams/default/labels?since={given[1]['at']}").json() == given[2:]
+        assert client.get("/streams/default/labels?limit=1").json() == given[-1:]
+        status = client.get("/streams/default").json()
+        assert (status["ratio"], status["audit"], status["method"]) == (1.0, 0.5, "wise")

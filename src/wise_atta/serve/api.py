@@ -75,6 +75,7 @@ class Queries(Model):
     open: int = Field(description="questions without an answer, in anybody's hands or nobody's")
     spent: int
     allowed: int
+    now: float = Field(description="the service's clock, in seconds since 1970: leases are counted by it")
 
 
 class AnswerIn(Model):
@@ -158,10 +159,52 @@ class Accuracy(Model):
     high: float
 
 
+class Latency(Model):
+    """Within which time half of the latest requests, and 99 in 100 of them, were answered; to 12 %."""
+
+    requests: int
+    p50_s: float
+    p99_s: float
+
+
+class Point(Model):
+    """What happened to a stream within some seconds."""
+
+    at: float = Field(description="when it began, in seconds since 1970")
+    seconds: int
+    requests: int
+    pictures: int
+    batches: int
+    learned: int
+    skipped: int
+    entropy: float | None = Field(description="mean over the predictions, in nats")
+    classes: dict[int, int] = Field(description="how often the commonest classes were predicted, by label")
+    p50_s: float | None = Field(description="time within which half of the requests were answered")
+    p99_s: float | None
+    spent: int | None = Field(description="as it stood at the end; empty if nothing was known")
+    allowed: int | None
+    waiting: int | None
+    drift: float | None
+
+
+class Given(Model):
+    """A label that somebody gave, and how old its question was by then."""
+
+    at: float
+    age_s: float
+    audit: bool
+    right: bool | None = Field(description="for an audit: whether the class that was served was the right one")
+
+
 class Status(Model):
     """A stream at a glance."""
 
     stream: str
+    method: str
+    ratio: float = Field(description="labels per picture")
+    audit: float = Field(description="share of them that measures accuracy")
+    now: float = Field(description="the service's clock, in seconds since 1970")
+    started: float = Field(description="when the service was started")
     version: int
     spent: int
     allowed: int
@@ -178,6 +221,7 @@ class Status(Model):
     under_way: int = Field(description="pictures that wait for their prediction")
     drift: float = Field(description="relative distance of the adapted tensors from the source")
     questions: dict[str, int] = Field(description="how many questions are in which state")
+    latency: Latency | None = Field(description="of the last five minutes")
     label_age_s: float | None = Field(description="mean time from question to answer, over the latest hundred")
     oldest_open_s: float | None
     predicted: dict[str, int] = Field(description="how often each class was predicted since the start")

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -42,6 +42,7 @@ from wise_atta.serve.shield import Shield
 from wise_atta.serve.state import Event, wilson
 
 T = TypeVar("T")
+Since = Annotated[float, Query(ge=0, allow_inf_nan=False, description="seconds since 1970")]
 _log = logging.getLogger("wise_atta.serve")
 PAGES = Path(__file__).parent / "pages"
 _STATUS: list[tuple[type[Exception], int]] = [
@@ -211,7 +212,7 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
         found, left, _ = await _written(service.ledger.write(write, lambda result: feed(result[2])))
         states = [service.streams[name].state for name in names]
         spent, allowed = sum(state.spent for state in states), sum(state.allowed for state in states)
-        return api.Queries(queries=found, open=left, spent=spent, allowed=allowed)
+        return api.Queries(queries=found, open=left, spent=spent, allowed=allowed, now=time.time())
 
     @app.get(
         "/queries/{stream}/{query}/picture",
@@ -262,10 +263,26 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
     def history(
         name: api.Name,
         caller: Annotated[Caller, anybody],
-        since: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0,
-    ) -> list[dict[str, Any]]:
-        """The latest micro-batches: when, how many pictures, entropy, predicted classes, skipped, budget, drift."""
-        return [point for point in list(stream_of(name).history) if point["at"] > since]
+        since: Since = 0.0,
+        step: Literal[1, 10, 300] = 1,
+    ) -> list[api.Point]:
+        """What happened lately, in steps of 1 (for ten minutes), 10 (two hours) or 300 seconds (three days).
+
+        It begins at the latest start. Moments at which nothing happened are left out; the last step is not over yet, so
+        ask for it again with its `at` as `since`.
+        """
+        return stream_of(name).history.points(step=step, since=since)
+
+    @app.get("/streams/{name}/labels", tags=["streams"])
+    def labels(
+        name: api.Name,
+        caller: Annotated[Caller, anybody],
+        since: Since = 0.0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+    ) -> list[api.Given]:
+        """When the latest labels that count were given, and how old their questions were; oldest first."""
+        with service.ledger.read() as session:
+            return _given(session, stream_of(name).name, since, limit)
 
     @app.post("/streams/{name}/reset", tags=["streams"])
     async def reset(name: api.Name, caller: Annotated[Caller, admin], body: api.Reset | None = None) -> api.Health:
@@ -324,7 +341,7 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
     @app.get("/notices", tags=["streams"])
     def notices(
         caller: Annotated[Caller, anybody],
-        since: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0,
+        since: Since = 0.0,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> list[api.NoticeOut]:
         """Starts, resets, trips of the guard, revocations; the latest first."""
@@ -459,6 +476,20 @@ def _accuracy(right: int, total: int) -> api.Accuracy | None:
     return api.Accuracy(right=right, total=total, share=right / total, low=low, high=high)
 
 
+def _given(session: Session, stream: str, since: float, limit: int) -> list[api.Given]:
+    rows = session.execute(
+        select(Reply.at, Reply.at - Question.asked_at, Question.audit, Reply.agrees)
+        .join(Question, (Question.stream == Reply.stream) & (Question.id == Reply.query))
+        .where(Reply.stream == stream, Reply.status == "accepted", Reply.label.is_not(None), Reply.at > since)
+        .order_by(Reply.id.desc())
+        .limit(limit)
+    ).all()
+    return [
+        api.Given(at=at, age_s=age, audit=audit, right=agrees if audit else None)
+        for at, age, audit, agrees in reversed(rows)
+    ]
+
+
 def _status(stream: Stream, service: Service) -> api.Status:
     state, tally = stream.state, stream.tally
     now = time.time()
@@ -480,6 +511,11 @@ def _status(stream: Stream, service: Service) -> api.Status:
     recent = list(state.audit.recent)
     return api.Status(
         stream=stream.name,
+        method=service.settings.method,
+        ratio=float(service.settings.rate),
+        audit=float(service.settings.audit_share),
+        now=now,
+        started=service.started,
         version=stream.serving.seq,
         spent=state.spent,
         allowed=state.allowed,
@@ -496,6 +532,7 @@ def _status(stream: Stream, service: Service) -> api.Status:
         under_way=stream.batcher.under_way,
         drift=stream.drift,
         questions=questions,
+        latency=stream.history.latency(now - 300),
         label_age_s=age,
         oldest_open_s=None if oldest is None else now - oldest,
         predicted={service.classes[label]: count for label, count in enumerate(counts) if count},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from wise_atta.model import Statistics, Version
 from wise_atta.serve import ledger as db
 from wise_atta.serve.batcher import Batcher, Job, Reply
 from wise_atta.serve.config import Settings, build, class_names
+from wise_atta.serve.history import History
 from wise_atta.serve.intake import Intake
 from wise_atta.serve.learner import Learner
 from wise_atta.serve.ledger import Charge, Learned, Ledger, Question
@@ -74,7 +74,7 @@ class Stream:
         self.ledger = ledger
         self.state = make()
         self.tally = Tally()
-        self.history: deque[dict[str, Any]] = deque(maxlen=2000)
+        self.history = History()
         self.classes = torch.zeros(0)
         self._source = self.state.adapter.classifier.source_flat()
         self.recovered = self._recover()
@@ -165,19 +165,23 @@ class Stream:
         tally.skipped += event.skipped
         seen = probabilities.argmax(dim=1).bincount(minlength=logits.shape[1])
         self.classes = seen if len(self.classes) == 0 else self.classes + seen
-        self.history.append(
-            {
-                "at": time.time(),
-                "pictures": count,
-                "entropy": float(signals.entropy(logits).mean()),
-                "classes": {int(label): int(seen[label]) for label in seen.nonzero().flatten()},
-                "skipped": event.skipped,
-                "waiting": self.learner.waiting,
-                "spent": self.state.spent,
-                "allowed": self.state.allowed,
-                "drift": self.drift,
-            }
+        now = time.monotonic()
+        self.history.answered(
+            time.time(),
+            [now - job.at for job in jobs],
+            float(signals.entropy(logits).sum()),
+            seen.numpy(),
+            skipped=event.skipped,
+            **self._gauges(),
         )
+
+    def _gauges(self) -> dict[str, float]:
+        return {
+            "spent": self.state.spent,
+            "allowed": self.state.allowed,
+            "waiting": self.learner.waiting,
+            "drift": self.drift,
+        }
 
     def _now(self) -> Serving:
         classifier = self.state.adapter.classifier
@@ -197,6 +201,7 @@ class Stream:
         self.serving = self._now()
         if outcome.step is not None:
             self.tally.learned += 1
+            self.history.learned(time.time(), **self._gauges())
         self.tally.failed += outcome.failed is not None
         self.tally.trips += outcome.tripped is not None
         if outcome.asked or outcome.learned or outcome.expired or outcome.tripped or outcome.late:
