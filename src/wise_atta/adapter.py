@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -69,7 +70,7 @@ class Prediction:
 class Step:
     """What happened with one batch, for records and callbacks. Losses are tensors, read only by who wants them.
 
-    `tripped` says why the guard went back to a good state, where it did.
+    `stale` labels came too late to be learned. `tripped` says why the guard went back to a good state, where it did.
     """
 
     number: int
@@ -81,6 +82,7 @@ class Step:
     asked: tuple[str, ...]
     learned: tuple[str, ...]
     late: int
+    stale: tuple[str, ...]
     expired: tuple[str, ...]
     spent: int
     allowed: float
@@ -113,6 +115,11 @@ class Adapter:
     context
         How a late label's sample is normalised in BatchNorm nets: with the statistics of its ``"own"`` batch, of the
         ``"current"`` batch, or of the ``"source"``.
+    late_weight
+        Half-life, in batches, of what a late label counts for: at age a its loss is weighted by 2^(−a/late_weight).
+        None: all count alike.
+    late_limit
+        A label more than so many batches old is recorded and stays charged, but is not learned. None: all are learned.
     expires_after
         Number of batches after which an open question is dropped; None keeps it open.
     shadow
@@ -133,6 +140,8 @@ class Adapter:
         annotator: Annotator | None = None,
         anchor: Anchor | None = None,
         context: Context = "own",
+        late_weight: float | None = None,
+        late_limit: int | None = None,
         expires_after: int | None = None,
         shadow: bool = False,
         guard: Guard | None = None,
@@ -141,8 +150,11 @@ class Adapter:
             raise errors.unknown("context", context, get_args(Context))
         if labels is not None and labels < 1:
             raise errors.BadConfig(f"labels (a batch) must be at least 1, not {labels}")
-        if expires_after is not None and expires_after < 0:
-            raise errors.BadConfig(f"expires_after must be None or 0 batches or more, not {expires_after}")
+        if late_weight is not None and not 0 < late_weight < math.inf:
+            raise errors.BadConfig(f"late_weight must be None or a half-life above 0 batches, not {late_weight}")
+        for name, batches in (("late_limit", late_limit), ("expires_after", expires_after)):
+            if batches is not None and batches < 0:
+                raise errors.BadConfig(f"{name} must be None or 0 batches or more, not {batches}")
         self.classifier = classifier
         self.update = update
         self.policy = Never() if policy is None else policy
@@ -151,6 +163,8 @@ class Adapter:
         self.labels = labels
         self.annotator = annotator
         self.context: Context = context
+        self.late_weight = late_weight
+        self.late_limit = late_limit
         self.expires_after = expires_after
         self.shadow = shadow
         asks = not isinstance(self.policy, Never)
@@ -341,7 +355,7 @@ class Adapter:
         if out._owner is not self and not (self._frozen and out._owner is None):
             raise errors.BadInput("this prediction cannot be learned: it came from plain inference or another adapter")
         new = self._checked(answers)
-        todo = [*self._pending(), *new]
+        todo, stale = self._sift(out, [*self._pending(), *new])
         asked = [*out.queries, *out.sent]
         updates = not self._frozen and (not self.update.only_selected or bool(asked) or bool(todo))
         losses: dict[str, Tensor] = {}
@@ -363,7 +377,7 @@ class Adapter:
         if self.anchor is not None and not self._frozen and not self.update.moves_anchor:
             self.anchor.follow(self.classifier.live)
         learned = [*(item.id for item in todo), *taught] if updates else []
-        expired = self._settle(answers, learned)
+        expired = self._settle(answers, learned, stale)
         out._inputs = out._forward = out._owner = None
         out._learned = True
         if self._latest is out:
@@ -380,6 +394,7 @@ class Adapter:
             asked=tuple(query.id for query in asked),
             learned=tuple(learned),
             late=sum(item.query.batch != out.number for item in todo) if updates else 0,
+            stale=tuple(stale),
             expired=tuple(expired),
             spent=self.policy.spent,
             allowed=self.policy.allowed,
@@ -396,6 +411,14 @@ class Adapter:
         for callback in self._callbacks:
             callback(step)
         return step
+
+    def _sift(self, out: Prediction, answered: list[Answered]) -> tuple[list[Answered], list[str]]:
+        """The labels to learn, and the ids of those that came too late for it. Frozen, it is not settled yet."""
+        if self.late_limit is None or self._frozen:
+            return answered, []
+        oldest = self._number - self.late_limit
+        stale = [item.id for item in answered if item.query.batch < oldest and item.query.batch != out.number]
+        return [item for item in answered if item.id not in stale], stale
 
     def _labels(self, out: Prediction, forward: Forward, todo: Sequence[Answered]) -> Labels:
         prompt = [item for item in todo if item.query.batch == out.number]
@@ -418,7 +441,10 @@ class Adapter:
             statistics = Statistics(values, item.context["batch"])
         else:
             statistics = forward.statistics
-        return Late(inputs, item.label, item.answer.weight, statistics)
+        weight = item.answer.weight
+        if self.late_weight is not None:
+            weight *= 2 ** ((item.query.batch - self._number) / self.late_weight)
+        return Late(inputs, item.label, weight, statistics)
 
     def _checked(self, answers: Mapping[str, AnswerLike]) -> list[Answered]:
         if self._desk is not None:
@@ -430,11 +456,12 @@ class Adapter:
     def _pending(self) -> list[Answered]:
         return [] if self._desk is None else self._desk.pending
 
-    def _settle(self, answers: Mapping[str, AnswerLike], learned: Sequence[str]) -> list[str]:
+    def _settle(self, answers: Mapping[str, AnswerLike], learned: Sequence[str], stale: Sequence[str]) -> list[str]:
         if self._desk is None:
             return []
         self._desk.answer(answers)
         self._desk.learned(learned)
+        self._desk.dismiss(stale)
         expired, unseen = self._desk.expire(self._number)
         if unseen and not self._free:
             self.policy.refund(unseen)

@@ -13,7 +13,7 @@ from wise_atta.methods import Method
 from wise_atta.model import Classifier
 
 _CLASSIFIER = ("head", "classes", "mean", "std", "prior", "ema_weight", "statistics")
-_ADAPTER = ("annotator", "context", "expires_after", "shadow", "guard")
+_ADAPTER = ("annotator", "context", "late_weight", "late_limit", "expires_after", "shadow", "guard")
 
 
 def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Adapter:
@@ -27,8 +27,8 @@ def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Ad
         The name of a method, or one made by hand.
     options
         Shared out by name: `head`, `classes`, `mean`, `std`, `statistics`, `prior`, `ema_weight` to the `Classifier`;
-        `annotator`, `context`, `expires_after`, `shadow`, `guard` to the `Adapter` (``guard=True`` is `Guard()`); the
-        rest (`ratio`, `lr`, …) to the method.
+        `annotator`, `context`, `late_weight`, `late_limit`, `expires_after`, `shadow`, `guard` to the `Adapter`
+        (``guard=True`` is `Guard()`); the rest (`ratio`, `lr`, …) to the method.
 
     Examples
     --------

@@ -43,6 +43,7 @@ BUILD: dict[str, Callable[[], Adapter]] = {
         ratio=1.5, labels=2, annotator=delayed(), selector="perturbation"
     ),
     "late labels in the current context": lambda: wise(context="current", annotator=delayed(), policy="random", seed=6),
+    "late labels by their age, some too old": lambda: wise(late_weight=2.5, late_limit=4, annotator=delayed()),
     "light": lambda: wise(only_selected=True, annotator=delayed(), statistics="mixed", utility="topk-drift"),
     "published": lambda: wise(preset="authors", length=LENGTH, entropy="filtered", annotator=delayed()),
     "text": lambda: wise("text", annotator=who.Delayed(who.Oracle(nets.truth), 3)),

@@ -249,6 +249,7 @@ class Life(RuleBasedStateMachine):
         self.shown: set[str] = set()
         self.said: dict[str, Any] = {}
         self.learned: list[str] = []
+        self.stale: list[str] = []
         self.expired: set[str] = set()
 
     def open(self) -> list[str]:
@@ -326,6 +327,12 @@ class Life(RuleBasedStateMachine):
         self.desk.learned(ids)
         self.learned += ids
 
+    @rule(data=st.data())
+    def dismiss(self, data: st.DataObject) -> None:
+        ids = self.some(data, [item.id for item in self.desk.pending])
+        self.desk.dismiss(ids)
+        self.stale += ids
+
     @precondition(lambda self: self.asked_at)
     @rule(data=st.data())
     def learn_what_cannot_be_learned(self, data: st.DataObject) -> None:
@@ -356,7 +363,8 @@ class Life(RuleBasedStateMachine):
     def everything_adds_up(self) -> None:
         labelled = [name for name, said in self.said.items() if isinstance(said, int)]
         assert [query.id for query in self.desk.open] == self.open()
-        assert [item.id for item in self.desk.pending] == [name for name in labelled if name not in self.learned]
+        ended = {*self.learned, *self.stale}
+        assert [item.id for item in self.desk.pending] == [name for name in labelled if name not in ended]
         assert asdict(self.desk.counts) == {
             "asked": len(self.asked_at),
             "shown": len(self.shown),
@@ -364,8 +372,9 @@ class Life(RuleBasedStateMachine):
             "learned": len(set(self.learned)),
             "cant_tell": len(self.said) - len(labelled),
             "expired": len(self.expired),
+            "stale": len(set(self.stale)),
         }
-        assert len(self.learned) == len(set(self.learned))
+        assert len(self.learned) + len(self.stale) == len(ended)
 
 
 Life.TestCase.settings = settings(derandomize=True, max_examples=60, stateful_step_count=30, deadline=None)

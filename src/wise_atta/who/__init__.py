@@ -15,7 +15,7 @@ order in which nothing that somebody looked at is returned, and nothing that was
 ...     expired, returned = desk.expire(now)
 ...     desk.learned(item.id for item in desk.pending)
 >>> desk.counts
-Counts(asked=5, shown=5, answered=3, learned=3, cant_tell=0, expired=0)
+Counts(asked=5, shown=5, answered=3, learned=3, cant_tell=0, expired=0, stale=0)
 """
 
 from __future__ import annotations

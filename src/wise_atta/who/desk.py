@@ -1,4 +1,4 @@
-"""What became of every question? Asked, shown, answered, learned; or nobody could tell, or it expired."""
+"""What became of every question? Asked, shown, answered, learned; or it came too late, expired, or nobody could tell."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _EXPIRED = "expired"
 class Counts:
     """How many questions ever reached each stage.
 
-    At any moment `asked` = open + `answered` + `cant_tell` + `expired`, and `answered` = pending + `learned`.
-    `answered` counts classes alone.
+    At any moment `asked` = open + `answered` + `cant_tell` + `expired`, and `answered` = pending + `learned` + `stale`.
+    `answered` counts classes alone; `stale` those that came too late to be learned.
     """
 
     asked: int = 0
@@ -39,6 +39,7 @@ class Counts:
     learned: int = 0
     cant_tell: int = 0
     expired: int = 0
+    stale: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +143,7 @@ class Desk:
     []
     >>> desk.learned(["1-2"])
     >>> desk.counts
-    Counts(asked=1, shown=1, answered=1, learned=1, cant_tell=0, expired=0)
+    Counts(asked=1, shown=1, answered=1, learned=1, cant_tell=0, expired=0, stale=0)
     """
 
     def __init__(self, classes: int, expires_after: int | None = None, remember: int = 10_000) -> None:
@@ -229,6 +230,13 @@ class Desk:
 
     def learned(self, ids: Iterable[str]) -> None:
         """The labels of these pending questions have been learned; only their labels are remembered from now on."""
+        self._count(learned=self._close(ids))
+
+    def dismiss(self, ids: Iterable[str]) -> None:
+        """The labels of these pending questions came too late and will not be learned."""
+        self._count(stale=self._close(ids))
+
+    def _close(self, ids: Iterable[str]) -> int:
         ids = list(ids)
         if len(set(ids)) != len(ids):
             raise errors.AlreadyLearned(f"an id is there twice in {ids}: learn every label once")
@@ -241,7 +249,7 @@ class Desk:
                 raise self._unknown(query_id)
         for query_id in ids:
             self._closed.add(query_id, self._pending.pop(query_id).label)
-        self._count(learned=len(ids))
+        return len(ids)
 
     def closing(self, now: int) -> list[str]:
         """The open questions whose last batch this is: what `expire(now)` would close. Changes nothing."""
@@ -302,7 +310,7 @@ class Desk:
         if classes != self.classes:
             raise errors.StateMismatch(f"the state is of a model with {classes} classes, this one has {self.classes}")
         ended = counts.answered + counts.cant_tell + counts.expired
-        if counts.asked != len(opened) + ended or counts.answered != len(pending) + counts.learned:
+        if counts.asked != len(opened) + ended or counts.answered != len(pending) + counts.learned + counts.stale:
             raise errors.StateMismatch(f"the state is damaged: its questions do not add up to {counts}")
         self._open, self._pending = opened, pending
         self._closed = closed
