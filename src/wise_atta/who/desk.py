@@ -1,4 +1,4 @@
-"""What became of every question? Asked, shown, answered, learned; or it came too late, expired, or nobody could tell."""
+"""What became of every question? Asked, shown, answered, learned; or too late, expired, or nobody could tell."""
 
 from __future__ import annotations
 
