@@ -94,6 +94,11 @@ def test_the_card_holds_what_the_rows_say(whole: tuple[Path, dict[str, Any]]) ->
     assert all(row["spent"] <= row["batch"] * 0.5 for row in steps)
     assert sum(row["forwards"] for row in steps) == found["forwards"]
     assert sum(row["backwards"] for row in steps) == found["backwards"]
+    assert {row["delay"] for row in steps} == {None, 2.0}, "answers came two batches late, or none came"
+    assert all((row["delay"] is not None) == (row["learned"] > 0) for row in steps)
+    assert [row["loss"] for row in steps] == [row["loss_sup"] for row in steps], "this network is never certain"
+    assert all((row["loss"] is not None) == (row["learned"] > 0) for row in steps)
+    assert all((row["drift"] is not None) == (row["asked"] > 0) and row["entropy"] > 0 for row in steps)
     never = [row for row in pictures if not row["asked"]]
     assert 100 * sum(row["wrong"] for row in never) / sum(row["seen"] for row in never) == pytest.approx(
         found["error_never_asked"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
+import math
 import os
 import platform
 import time
@@ -293,9 +294,10 @@ class Recorder:
 
     def _record(self, out: Prediction, domain: str, ids: list[str], wrong: list[bool], elapsed: float) -> None:
         assert self.files is not None
-        step, view = self._last, out.view
+        step = self._last
         assert step is not None
         chosen = {query.index for query in out.queries}
+        number = _fetch(_measured(out, step))
         row: dict[str, Any] = {
             "batch": step.number,
             "domain": domain,
@@ -306,28 +308,29 @@ class Recorder:
             "hits": pack_bits([not bad for bad in wrong]),
             "picked": pack_bits([place in chosen for place in range(len(ids))]) if chosen else "",
             "pictures": pack_numbers(self.score.places(ids)),
-            "logits": _number(out.logits.detach().double().square().mean().sqrt()),
-            "utility": _number(step.utility),
-            "threshold": _number(step.threshold),
-            "rate": _number(step.rate),
-            "debt": _number(step.debt),
+            "logits": number["logits"],
+            "utility": number["utility"],
+            "threshold": number["threshold"],
+            "rate": number["rate"],
+            "debt": number["debt"],
             "asked": len(step.asked),
             "learned": len(step.learned),
             "late": step.late,
             "expired": len(step.expired),
             "spent": step.spent,
+            # Of the labels learned with this batch: how many batches ago they were asked for, on average.
+            "delay": number["delay"],
+            "entropy": number["entropy"],
+            "drift": number["drift"],
+            "loss": number["loss"],
             "forwards": step.work.forwards,
             "backwards": step.work.backwards,
             "ms": 1000 * elapsed,
             "tripped": step.tripped,
         }
-        if view is not None:
-            row["entropy"] = _number(view.entropy.mean())
-            row["drift"] = _number(view.drift.mean()) if view.drift_known else None
-        row |= {f"loss_{name}": _number(loss) for name, loss in step.losses.items()}
+        row |= {f"loss_{name}": number[f"loss_{name}"] for name in step.losses if name != "loss"}
         self.files.steps.append(row)
         for query in out.queries:
-            assert view is not None
             truth = None if query.sample_id is None else self.truth[query.sample_id]
             self.files.queries.append(
                 {
@@ -337,8 +340,8 @@ class Recorder:
                     "domain": domain,
                     "predicted": int(query.logits.argmax()),
                     "truth": truth,
-                    "entropy": _number(view.entropy[query.index]),
-                    "drift": _number(view.drift[query.index]) if view.drift_known else None,
+                    "entropy": number[f"entropy {query.id}"],
+                    "drift": number.get(f"drift {query.id}"),
                 }
             )
 
@@ -542,7 +545,36 @@ def _cut(spec: StreamSpec, source: models.SourceModel, data: Path | None) -> Str
     return replace(spec, resize=source.resize or 0, crop=source.crop, interpolation=source.interpolation)
 
 
-def _number(value: float | Tensor) -> float | None:
-    """A number for JSON; NaN and infinity are None."""
-    number = float(value)
-    return number if np.isfinite(number) else None
+def _measured(out: Prediction, step: Step) -> dict[str, float | Tensor]:
+    """All numbers of a step that may lie on its device."""
+    view, losses = out.view, dict(step.losses)
+    whole = losses.pop("loss", None)
+    if whole is None and losses.keys() & {"ent", "sup"}:
+        whole = sum((losses[name] for name in ("ent", "sup") if name in losses), start=torch.zeros(()))
+    waited = [step.number - int(name.partition("-")[0]) for name in step.learned]
+    found: dict[str, float | Tensor] = {
+        "logits": out.logits.detach().double().square().mean().sqrt(),
+        "utility": step.utility,
+        "threshold": step.threshold,
+        "rate": step.rate,
+        "debt": step.debt,
+        "delay": float(np.mean(waited)) if waited else math.nan,
+        "entropy": math.nan if view is None else view.entropy.mean(),
+        "drift": math.nan if view is None or not view.drift_known else view.drift.mean(),
+        "loss": math.nan if whole is None else whole,
+        **{f"loss_{name}": loss for name, loss in losses.items()},
+    }
+    if view is not None:
+        found |= {f"entropy {query.id}": view.entropy[query.index] for query in out.queries}
+    if view is not None and view.drift_known:
+        found |= {f"drift {query.id}": view.drift[query.index] for query in out.queries}
+    return found
+
+
+def _fetch(values: Mapping[str, float | Tensor]) -> dict[str, float | None]:
+    """Numbers for JSON, brought from the device in one go; NaN and infinity are None."""
+    there = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.is_cuda}
+    brought = torch.stack([value.double() for value in there.values()]).tolist() if there else []
+    numbers = {name: float(value) for name, value in values.items() if name not in there}
+    numbers |= dict(zip(there, brought, strict=True))
+    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
