@@ -37,9 +37,11 @@ class Experiment(pydantic.BaseModel):
         many a selected batch gets at most. None: the method's own.
     exhaust
         The fair-comparison rule: label all that remain once the rest of the budget covers them.
-    delay, noise, context, expires_after
-        Answers come so many batches late, and wrong with this probability; how late samples are normalised; when
-        questions expire.
+    early
+        Spend the same labels while answers can still come before the end, see `wise_atta.when.early`.
+    delay, noise, context, late_weight, late_limit, expires_after
+        Answers come so many batches late, and wrong with this probability; how late samples are normalised, what they
+        count for and up to which age, see `Adapter`; when questions expire.
     statistics, prior
         What BatchNorm layers normalise with, and how many samples the source counts for in ``"mixed"``; None: the
         method's own.
@@ -77,9 +79,12 @@ class Experiment(pydantic.BaseModel):
     ratio: float | None = pydantic.Field(None, ge=0)
     labels: int | None = pydantic.Field(None, ge=1)
     exhaust: bool = False
+    early: bool = False
     delay: int = pydantic.Field(0, ge=0)
     noise: float = pydantic.Field(0.0, ge=0, le=1)
     context: Literal["own", "current", "source"] = "own"
+    late_weight: float | None = pydantic.Field(None, gt=0)
+    late_limit: int | None = pydantic.Field(None, ge=0)
     expires_after: int | None = pydantic.Field(None, ge=0)
     statistics: StatisticsMode | None = None
     prior: int | None = pydantic.Field(None, ge=0)

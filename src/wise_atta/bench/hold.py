@@ -77,7 +77,8 @@ class Shelf:
         self, spec: StreamSpec, root: Path | None, *, device: torch.device, workers: int | None
     ) -> tuple[DataStream | Held, Mapping[str, int]]:
         """As `open_stream`, from memory where possible."""
-        base = replace(spec, protocol="ctta") if spec.protocol == "ftta" else spec
+        # Neither where methods start anew nor when answers come changes what the batches hold.
+        base = replace(spec, protocol="ctta" if spec.protocol == "ftta" else spec.protocol, delay=0)
         key = base.digest, str(device)
         if key in self._held:
             held, truth = self._held[key] = self._held.pop(key)

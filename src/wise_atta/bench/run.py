@@ -135,10 +135,15 @@ def build(
         clean = StreamSpec(data=experiment.source_data, batch=experiment.batch, limit=2000, seed=experiment.seed)
         options["source"] = list(opener(_cut(clean, source, data), data, device=device, workers=experiment.workers)[0])
     method = methods.get(experiment.method, **options)
-    if experiment.exhaust and not isinstance(method.policy, when.Never):
+    if (experiment.exhaust or experiment.early) and not isinstance(method.policy, when.Never):
         if stream.length is None:
-            raise errors.BadConfig(f"exhaust needs a stream of known length, which {experiment.data} is not")
-        method = replace(method, policy=when.Exhaust(method.policy, length=stream.length))
+            raise errors.BadConfig(f"exhaust and early need a stream of known length, which {experiment.data} is not")
+        if experiment.early:
+            labels = method.labels or experiment.batch
+            policy = when.early(method.policy, length=stream.length, delay=experiment.delay, labels=labels)
+        else:
+            policy = when.Exhaust(method.policy, length=stream.length)
+        method = replace(method, policy=policy)
     answers: who.Annotator = who.Oracle(truth)
     mask = None if dataset is None else dataset.mask
     if experiment.noise:
@@ -157,6 +162,8 @@ def build(
         classes=mask,
         annotator=answers,
         context=experiment.context,
+        late_weight=experiment.late_weight,
+        late_limit=experiment.late_limit,
         expires_after=experiment.expires_after,
         **{name: value for name, value in own.items() if value is not None},
     )
@@ -316,6 +323,7 @@ class Recorder:
             "asked": len(step.asked),
             "learned": len(step.learned),
             "late": step.late,
+            "stale": len(step.stale),
             "expired": len(step.expired),
             "spent": step.spent,
             # Of the labels learned with this batch: how many batches ago they were asked for, on average.

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from wise_atta import errors
 from wise_atta.when.account import Account
 from wise_atta.when.paced import BudgetPaced
-from wise_atta.when.policies import Always, Decision, Exhaust, Never, Policy, Random, Uniform
+from wise_atta.when.policies import Always, Decision, Exhaust, Never, Policy, Random, Uniform, early
 from wise_atta.when.utilities import Count, LowKEntropy, MeanDrift, MeanEntropy, TopKDrift, TopKEntropy, Utility
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "TopKEntropy",
     "Uniform",
     "Utility",
+    "early",
     "policy",
     "utility",
 ]

@@ -8,6 +8,7 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -372,3 +373,37 @@ class Exhaust(Policy):
         self._match(state)
         self.policy.load_state_dict(state.get("inner", {}))
         self.last, self._undo = Decision(), None
+
+
+def early(policy: Policy, *, length: int, delay: int, labels: int = 1) -> Policy:
+    """The same policy, made to spend a stream's whole budget while answers can still come before its end.
+
+    Answers that take `delay` batches reach no question of the last `delay` ones. So none is asked there, and the
+    ⌊r·T⌋ labels are spent on the batches before: at a higher rate, ahead of r·t, and never more than ⌊r·T⌋.
+
+    Parameters
+    ----------
+    policy
+        When to ask, at a ratio per batch.
+    length
+        The number of batches of the stream (T).
+    delay
+        How many batches an answer is expected to take.
+    labels
+        How many labels a batch takes at most; where the time is too short for the budget, every batch is asked for.
+
+    Examples
+    --------
+    >>> policy = early(Uniform(0.5), length=10, delay=3)
+    >>> [policy.decide(0.0) for _ in range(10)]
+    [0, 1, 1, 0, 1, 1, 1, 0, 0, 0]
+    """
+    if policy.account.per != "batch" or "ratio" not in (options := policy._options()):
+        raise errors.BadConfig(f"{policy!r} has no ratio per batch that could be raised: give paced, uniform or random")
+    asked = whole("length", length, least=1) - whole("delay", delay)
+    if asked <= 0:
+        return Never()
+    rate = min(Fraction(policy.account.earned(length), asked), Fraction(whole("labels", labels, least=1)))
+    if options.get("length") is not None:
+        options["length"] = asked
+    return Exhaust(type(policy)(**options | {"ratio": rate}), length=asked)
