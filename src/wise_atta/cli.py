@@ -455,6 +455,7 @@ ROOMS = {
     "sweep": Room(_STUDIES, "bench", "Run every combination of the fields that are lists.", inside=True),
     "no-harm": Room(_STUDIES, "bench", "Measure where adaptation is worse than none.", inside=True),
     "ablation": Room(_STUDIES, "bench", "Measure what the labels themselves are worth.", inside=True),
+    "delay": Room(_STUDIES, "bench", "Measure what labels are worth that come late.", inside=True),
     "serve": Room("wise_atta.serve.cli:serve", "serve", "Put a model behind HTTP: it predicts, learns and asks."),
     "ledger": Room("wise_atta.serve.cli:app", "serve", "The ledger of a service: tokens, export, retention."),
 }

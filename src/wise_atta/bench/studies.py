@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from wise_atta import errors, methods
-from wise_atta.bench import ablation, no_harm, rivals
+from wise_atta.bench import ablation, delay, no_harm, rivals
 from wise_atta.bench.experiment import Experiment, read_mapping
 from wise_atta.bench.run import pick_device
 from wise_atta.bench.sweep import Places, Report, expand, sweep
@@ -233,6 +233,52 @@ def ablation_command(
     with _progress(quiet) as report:
         cards = sweep(runs, Places(out / "runs", data, weights), jobs=jobs, report=report)
     text = ablation.table(cards) + "\n"
+    rivals.write_report(out, cards, text)
+    typer.echo(text)
+
+
+@app.command("delay")
+def delay_command(
+    on: Annotated[str, typer.Argument(help=f"One of {', '.join(rivals.SETTINGS)}.")] = "digits",
+    out: Out = Path("runs/delay"),
+    seeds: Seeds = "0,41,58",
+    ratio: Annotated[float, typer.Option(help="Labels a batch.")] = 0.5,
+    lr: Annotated[float, typer.Option(help="Learning rate of wise.")] = 1e-3,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", "-o", help="Another option of wise: head_lr=3e-4.")
+    ] = None,
+    delays: Annotated[str, typer.Option(help="Batches that answers take, with commas.")] = "0,50,100,150,200",
+    variant: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(delay.VARIANTS)}; repeatable.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Samples a batch.")] = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many pictures a domain.")] = None,
+    own_streams: Annotated[bool, typer.Option("--own-streams", help="Another stream for each seed.")] = False,
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
+    data: Data = None,
+    weights: Weights = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure what labels are worth that come late, and what can be done about their age.
+
+    Example: wise-atta delay digits --limit 64 --delays 0,50 --seeds 0
+    """
+    fields: dict[str, Any] = {"device": device, "threads": threads}
+    fields |= {} if batch is None else {"batch": batch}
+    fields |= {} if limit is None else {"stream": {"limit": limit}}
+    runs = delay.experiments(
+        rivals.setting(on, ratio),
+        _numbers(seeds, int, "seeds"),
+        lr=lr,
+        options={name: values[0] for name, values in map(_axis, option or [])},
+        delays=_numbers(delays, int, "delays"),
+        variants=variant or list(delay.VARIANTS),
+        own_streams=own_streams,
+        **fields,
+    )
+    with _progress(quiet) as report:
+        cards = sweep(runs, Places(out / "runs", data, weights), jobs=jobs, report=report)
+    text = delay.table(cards) + "\n"
     rivals.write_report(out, cards, text)
     typer.echo(text)
 
