@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
@@ -160,7 +159,15 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise errors.BadConfig(f"--grid {text}: write OPTION=VALUE,VALUE")
-    return name, [yaml.safe_load(value) for value in values.split(",")]
+    return name, [_value(value) for value in values.split(",")]
+
+
+def _value(text: str) -> Any:
+    """JSON where it is JSON, otherwise text. YAML would read 1e-3 as text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 @app.command("sweep")
