@@ -8,9 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass, field
@@ -19,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 from serve.parts import pictures, small_model
-from serve.victim import digest, options
+from serve.victim import Starter, digest, options
 from sqlalchemy import func, select
 
 from wise_atta import rng
@@ -64,16 +61,8 @@ def answer_questions(url: str, stop: threading.Event, seen: Seen) -> None:
 @pytest.mark.heavy
 @pytest.mark.timeout(max(240, 15 * KILLS))
 @pytest.mark.parametrize(("keep_log", "kills"), [(1, KILLS - KILLS // 4), (0, KILLS // 4)], ids=["kept", "swept"])
-def test_nothing_is_lost_however_often_it_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_log: int, kills: int
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
-    starter = subprocess.Popen(
-        [sys.executable, "-m", "serve.victim", str(tmp_path), str(keep_log)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def test_nothing_is_lost_however_often_it_is_killed(tmp_path: Path, keep_log: int, kills: int) -> None:
+    starter = Starter(tmp_path, keep_log)
     config = options(tmp_path, keep_log)
     model = small_model()
     intake = Intake(model.preparation, max_pictures=config.max_batch, max_pixels=config.limits.pixels)
@@ -87,15 +76,7 @@ def test_nothing_is_lost_however_often_it_is_killed(
     ledger: db.Ledger | None = None
     replayed = 0
     for kill in range(kills + 1):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        url = f"http://127.0.0.1:{port}"
-        assert starter.stdin is not None and starter.stdout is not None
-        print(port, file=starter.stdin, flush=True)
-        pid = int(starter.stdout.readline())
-        with Client(url) as client:
-            wait_for(client)
+        url, pid = starter.start()
         ledger = ledger or db.Ledger(config.database, exclusive=False)
         # No load yet: what is there now is what came back.
         came_back = httpx.get(f"{url}/digest", timeout=30).json()
@@ -128,7 +109,7 @@ def test_nothing_is_lost_however_often_it_is_killed(
         done = {row.query for row in session.scalars(select(db.Learned))}
     ledger.close()
     os.kill(pid, signal.SIGKILL)
-    starter.communicate()
+    starter.close()
     teaching = {name for name in seen.answers if not name.startswith("a")}
     assert len(teaching) > kills and teaching <= done
     assert len(seen.requests) > 5 * kills
@@ -137,13 +118,6 @@ def test_nothing_is_lost_however_often_it_is_killed(
         f"{len(seen.answers)} answers confirmed, {len(done)} labels learned, {came_back['spent']} of "
         f"{came_back['allowed']} labels spent, {replayed} events replayed by the twin; 0 lost, 0 learned twice"
     )
-
-
-def wait_for(client: Client) -> None:
-    deadline = time.monotonic() + 60
-    while not client.ready():
-        assert time.monotonic() < deadline, "the service does not come back"
-        time.sleep(0.02)
 
 
 def load(url: str, pid: int, seen: Seen, kill: int) -> None:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from serve.parts import settings, small_model
 from sqlalchemy import create_engine
 
 from wise_atta.serve.app import create_app
+from wise_atta.serve.client import Client
 from wise_atta.serve.config import Settings, build
 from wise_atta.serve.ledger import migrate
 from wise_atta.serve.service import Service
@@ -67,6 +71,48 @@ def serve(folder: str, keep_log: int, port: int) -> None:
         ).result()
 
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="critical", access_log=False)
+
+
+class Starter:
+    """Starts servers, one after the other.
+
+    Parameters
+    ----------
+    folder
+        Where their database is.
+    keep_log
+        Whether they keep the log.
+    """
+
+    def __init__(self, folder: Path, keep_log: int) -> None:
+        places = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "serve.victim", str(folder), str(keep_log)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+        )
+
+    def start(self) -> tuple[str, int]:
+        """Start one and wait for it: its address and its process id."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(port, file=self.process.stdin, flush=True)
+        pid = int(self.process.stdout.readline())
+        url = f"http://127.0.0.1:{port}"
+        deadline = time.monotonic() + 60
+        with Client(url) as client:
+            while not client.ready():
+                assert time.monotonic() < deadline, "the service does not come back"
+                time.sleep(0.02)
+        return url, pid
+
+    def close(self) -> None:
+        """To be called when the last one is gone."""
+        self.process.communicate()
 
 
 def main(folder: str, keep_log: int) -> None:
