@@ -15,7 +15,7 @@ import numpy as np
 from wise_atta import errors
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.rivals import Setting, experiment
-from wise_atta.bench.table import Row, markdown, rows
+from wise_atta.bench.table import Row, markdown
 
 DELAYS = (0, 50, 100, 150, 200)
 NONE, PLAIN = "no labels", "plain"
@@ -26,6 +26,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "statistics of the source": {"context": "source"},
     "half-life of 50 batches": {"late_weight": 50},
     "limit of 100 batches": {"late_limit": 100},
+    "head alone learns": {"options": {"supervise_norm": False}},
     "asked early": {"early": True},
 }
 
@@ -72,12 +73,12 @@ def experiments(
         experiment(
             setting,
             "wise",
-            options={"lr": lr, **(options or {})},
+            options={"lr": lr, **(options or {}), **VARIANTS[name].get("options", {})},
             seed=seed,
             delay=delay,
             tag=name,
             stream={**stream, "seed": seed} if own_streams else stream,
-            **fields | VARIANTS[name],
+            **fields | {field: value for field, value in VARIANTS[name].items() if field != "options"},
         )
         for seed in seeds
         for name in variants
@@ -96,7 +97,7 @@ def _differs(variant: Mapping[str, Any], delays: Sequence[int]) -> Sequence[int]
 
 def table(cards: Sequence[dict[str, Any]]) -> str:
     """A line a variant and delay: errors, differences paired by seed, and what became of the questions."""
-    found = {(row.experiment["tag"], row.experiment["delay"]): row for row in rows(cards)}
+    found = _rows(cards)
     order = list(VARIANTS)
     header = [
         "variant",
@@ -127,6 +128,14 @@ def table(cards: Sequence[dict[str, Any]]) -> str:
             ]
         )
     return markdown(header, lines)
+
+
+def _rows(cards: Sequence[dict[str, Any]]) -> dict[tuple[str, int], Row]:
+    """Runs by variant and delay; the streams of different seeds may be different ones."""
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for card in sorted(cards, key=lambda card: int(card["experiment"]["seed"])):
+        groups.setdefault((card["experiment"]["tag"], card["experiment"]["delay"]), []).append(card)
+    return {key: Row(group[0]["experiment"], tuple(group)) for key, group in groups.items()}
 
 
 def _difference(row: Row, other: Row | None) -> str:
