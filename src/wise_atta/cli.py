@@ -272,6 +272,9 @@ def run(
     data: Annotated[Path | None, typer.Option(help="Folder of the data sets (WISE_ATTA_DATA).")] = None,
     weights: Annotated[Path | None, typer.Option(help="Folder with weights files (WISE_ATTA_WEIGHTS).")] = None,
     again: Annotated[bool, typer.Option("--again", help="Run it once more, over whatever is in the folder.")] = False,
+    spread: Annotated[
+        int, typer.Option(min=0, help="Then measure how far apart so many runs come whose weights differ by 1e-7.")
+    ] = 0,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -289,11 +292,15 @@ def run(
     wise-atta run runs/tent-s0-1a2b3c4d5e6f/card.json --method roid --out runs/roid
 
     wise-atta run experiment.yaml --device cuda --json > card.json
+
+    wise-atta run cards.json#1a2b3c4d5e6f --spread 10
     """
     with _extra("bench"):
         from wise_atta.bench.experiment import Experiment, read_mapping
+        from wise_atta.bench.run import finished
         from wise_atta.bench.run import run as run_experiment
         from wise_atta.bench.sweep import Places
+        from wise_atta.bench.verify import add_spread
 
     content = {} if file is None else read_mapping(file)
     flags = {
@@ -310,8 +317,16 @@ def run(
     experiment = Experiment.parse(content)
     folder = Places(Path("runs")).of(experiment) if out is None else out
     console = Console(stderr=True, quiet=quiet or as_json)
+    if finished(folder, experiment, again) is not None:
+        console.print("already done; --again repeats it")
     with _batches(console) as progress:
         card = run_experiment(experiment, folder, data=data, weights=weights, progress=progress, again=again)
+    if spread:
+
+        def said(number: int, error: float) -> None:
+            console.print(f"nudged run {number} of {spread}: error {error:.2f} %", highlight=False)
+
+        card = add_spread(folder, card, runs=spread, again=again, data=data, weights=weights, report=said)
     if as_json:
         typer.echo(json.dumps(card, indent=1))
     else:
@@ -359,6 +374,8 @@ def _show_card(card: dict[str, Any], folder: Path, short: bool) -> None:
     if not short:
         console.print(_rows(("domain", "error %"), [(d, f"{e:.1f}") for d, e in results["by_domain"].items()]))
         said += f", {results['batches']} batches, {results['samples']:,} samples, {results['seconds']:.0f} s"
+        if "spread" in card:
+            said += f", {card['spread']['low']:.2f} to {card['spread']['high']:.2f} % by chance alone"
         said += f". Card: {folder / 'card.json'}"
     console.print(said, highlight=False, soft_wrap=True)
 
@@ -446,6 +463,7 @@ class Room:
 
 
 _DATA, _MODELS, _STUDIES = "wise_atta.data.cli:app", "wise_atta.data.train_cli:app", "wise_atta.bench.studies:app"
+_LOOK = "wise_atta.bench.look:app"
 ROOMS = {
     "data": Room(_DATA, "bench", "Data sets: list them, check them, fetch them, make corrupted ones."),
     "train": Room(_MODELS, "bench", "Train a source model: cifar10, pacs, digits, or a folder by class.", inside=True),
@@ -453,9 +471,11 @@ ROOMS = {
     "rivals": Room(_STUDIES, "bench", "Run methods side by side on one stream.", inside=True),
     "tune": Room(_STUDIES, "bench", "Choose a method's learning rate on a stream that is not scored.", inside=True),
     "sweep": Room(_STUDIES, "bench", "Run every combination of the fields that are lists.", inside=True),
+    "verify": Room(_STUDIES, "bench", "Run cards again and say whether what they promise holds here.", inside=True),
     "no-harm": Room(_STUDIES, "bench", "Measure where adaptation is worse than none.", inside=True),
     "ablation": Room(_STUDIES, "bench", "Measure what the labels themselves are worth.", inside=True),
     "delay": Room(_STUDIES, "bench", "Measure what labels are worth that come late.", inside=True),
+    "bundle": Room(_LOOK, "bench", "Put many finished runs into one small file.", inside=True),
     "serve": Room("wise_atta.serve.cli:serve", "serve", "Put a model behind HTTP: it predicts, learns and asks."),
     "ledger": Room("wise_atta.serve.cli:app", "serve", "The ledger of a service: tokens, export, retention."),
 }

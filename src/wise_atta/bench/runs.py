@@ -1,0 +1,301 @@
+"""What do finished runs hold? Folders, cards and bundles of them, read into one shape.
+
+A bundle is one zip file with the cards and rows of many runs. What runs over one stream have in common (the order of
+its pictures) is in it once, and numbers of steps have 32 bits, so that hundreds of runs fit into a few megabytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import lzma
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wise_atta import errors
+from wise_atta.bench.experiment import CARD_VERSION
+from wise_atta.bench.record import read_json, read_parquet, replace_file, unpack_bits, unpack_numbers
+
+BUNDLE_VERSION = 1
+_INSIDE = ("bundle.json", "steps.parquet", "queries.parquet", "streams.parquet")
+# Can be computed from other columns, or is kept once for all runs over a stream.
+_LEFT_OUT = ("error", "pictures")
+_OLD = "it was recorded by a release that did not keep {lacks}; run it again with --again"
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run.
+
+    Parameters
+    ----------
+    name
+        Of its folder.
+    where
+        What it was read from: its folder, or a bundle.
+    card
+        The run card.
+    steps, queries
+        Rows by batch, and by question.
+    names
+        The pictures of the stream, in order of first appearance: what the numbers in `pictures` stand for.
+    """
+
+    name: str
+    where: Path
+    card: Mapping[str, Any]
+    steps: Sequence[Mapping[str, Any]]
+    queries: Sequence[Mapping[str, Any]]
+    names: tuple[str, ...]
+
+    @property
+    def experiment(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.card["experiment"]
+        return found
+
+    @property
+    def results(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.card["results"]
+        return found
+
+    @property
+    def provenance(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.card["provenance"]
+        return found
+
+    @property
+    def domains(self) -> list[str]:
+        """Of every batch."""
+        return [str(row["domain"]) for row in self.steps]
+
+    @cached_property
+    def sizes(self) -> NDArray[np.int64]:
+        """Samples of every batch."""
+        return np.array([row["samples"] for row in self.steps], dtype=np.int64)
+
+    @cached_property
+    def hits(self) -> NDArray[np.bool_]:
+        """Whether each sample of the stream was predicted right, before any update on its batch."""
+        return self._bits("hits")
+
+    @cached_property
+    def picked(self) -> NDArray[np.bool_]:
+        """Whether each sample of the stream was asked for."""
+        return self._bits("picked")
+
+    @cached_property
+    def pictures(self) -> NDArray[np.int64]:
+        """Which picture each sample of the stream shows, as a place in `names`."""
+        self._needs("pictures")
+        try:
+            found = np.concatenate([unpack_numbers(str(row["pictures"])) for row in self.steps])
+        except ValueError as error:
+            raise errors.DataError(f"{self.where}: the pictures of {self.name} cannot be read: {error}") from error
+        if len(found) != self.sizes.sum() or (len(found) and found.max() >= len(self.names)):
+            raise errors.DataError(f"{self.where}: steps and pictures of {self.name} do not belong together")
+        return found
+
+    @cached_property
+    def never_asked(self) -> NDArray[np.bool_]:
+        """Whether each sample shows a picture that was asked for in no domain."""
+        asked = np.zeros(len(self.names), dtype=bool)
+        asked[self.pictures[self.picked]] = True
+        return ~asked[self.pictures]
+
+    def _needs(self, column: str) -> None:
+        if not self.steps or column not in self.steps[0]:
+            raise errors.DataError(f"{self.where}: {_OLD.format(lacks=f'{column!r} of every sample')}")
+
+    def _bits(self, column: str) -> NDArray[np.bool_]:
+        self._needs(column)
+        try:
+            return np.concatenate([unpack_bits(str(row[column]), row["samples"]) for row in self.steps])
+        except ValueError as error:
+            raise errors.DataError(f"{self.where}: {column!r} of {self.name} cannot be read: {error}") from error
+
+
+@dataclass(frozen=True)
+class Found:
+    """Runs that could be read, and for each that could not, why."""
+
+    runs: tuple[Run, ...]
+    problems: tuple[str, ...] = ()
+
+
+def find(paths: Sequence[Path]) -> Found:
+    """All finished runs in folders, cards and bundles. A run that cannot be read does not hide the others.
+
+    Raises
+    ------
+    DataError
+        If nothing could be read.
+    """
+    runs: dict[tuple[Path, str], Run] = {}
+    problems: list[str] = []
+    for path in paths:
+        try:
+            for run in _below(path, problems):
+                runs.setdefault((run.where.resolve(), run.name), run)
+        except errors.DataError as error:
+            problems.append(str(error))
+    if not runs:
+        raise errors.DataError("; ".join(problems) if problems else "no run was given")
+    return Found(tuple(runs.values()), tuple(problems))
+
+
+def read(path: Path) -> Run:
+    """One run from its folder, its card, or a bundle that holds no other."""
+    found = find([path])
+    if len(found.runs) != 1:
+        raise errors.DataError(f"{path} holds {len(found.runs)} runs where one is needed: name its folder")
+    return found.runs[0]
+
+
+def _below(path: Path, problems: list[str]) -> Iterable[Run]:
+    if path.is_dir():
+        cards = sorted(path.rglob("card.json"))
+        if not cards:
+            raise errors.DataError(f"no card.json below {path}: was a run finished there?")
+        for card in cards:
+            try:
+                yield _folder(card)
+            except errors.DataError as error:
+                problems.append(str(error))
+    elif not path.exists():
+        raise errors.DataError(f"{path} does not exist")
+    elif path.suffix == ".json":
+        yield _folder(path)
+    else:
+        yield from _bundled(path)
+
+
+def _folder(card: Path) -> Run:
+    content = check_card(card, read_json(card))
+    folder = card.parent
+    missing = [name for name in ("steps", "pictures") if not (folder / f"{name}.parquet").exists()]
+    if missing:
+        raise errors.DataError(f"{card} has no {' and no '.join(f'{name}.parquet' for name in missing)} beside it")
+    steps, queries, pictures = (
+        read_parquet(path) if (path := folder / f"{name}.parquet").exists() else []
+        for name in ("steps", "queries", "pictures")
+    )
+    return Run(folder.name, folder, content, steps, queries, tuple(row["picture"] for row in pictures))
+
+
+def check_card(path: Path, card: dict[str, Any]) -> dict[str, Any]:
+    """A card that this release can read, or an error that names the file."""
+    version = card.get("card_version", 0)
+    if not isinstance(version, int) or version > CARD_VERSION:
+        raise errors.DataError(
+            f"{path} is a card of version {version}, this release reads up to {CARD_VERSION}: update wise-atta"
+        )
+    for part in ("experiment", "results", "provenance"):
+        if not isinstance(card.get(part), dict):
+            raise errors.DataError(f"{path} is not a run card: it has no {part!r}")
+    return card
+
+
+# ---- bundles ---------------------------------------------------------------------------------------------------------
+
+
+def bundle(paths: Sequence[Path], out: Path, *, queries: bool = True) -> Found:
+    """Put finished runs into one small file that `find` reads.
+
+    Parameters
+    ----------
+    paths
+        Folders of runs, or other bundles.
+    out
+        The file to write, such as `runs.zip`.
+    queries
+        Whether the questions go in as well; `value` and `compare` do without them.
+    """
+    found = find(paths)
+    streams: dict[str, int] = {}
+    listed, steps, questions, orders, names = [], [], [], [], []
+    for number, run in enumerate(found.runs):
+        order = [str(row.get("pictures", "")) for row in run.steps]
+        key = hashlib.sha256(json.dumps([order, run.names]).encode()).hexdigest()
+        if key not in streams:
+            streams[key] = len(streams)
+            names.append(run.names)
+            orders += [{"stream": streams[key], "pictures": text} for text in order]
+        listed.append({"name": run.name, "card": run.card, "stream": streams[key]})
+        steps += [{"run": number} | {k: v for k, v in row.items() if k not in _LEFT_OUT} for row in run.steps]
+        questions += [{"run": number, **row} for row in run.queries] if queries else []
+    head = {"bundle_version": BUNDLE_VERSION, "runs": listed, "pictures": names}
+    parts = (json.dumps(head).encode(), *(_parquet(rows) for rows in (steps, questions, orders)))
+
+    def write(part: Path) -> None:
+        with zipfile.ZipFile(part, "w", zipfile.ZIP_LZMA) as file:
+            for name, content in zip(_INSIDE, parts, strict=True):
+                file.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_LZMA)
+
+    replace_file(out, write)
+    return found
+
+
+def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
+    import pyarrow
+    from pyarrow import parquet
+
+    columns = dict.fromkeys(name for row in rows for name in row)
+    table = pyarrow.table({name: [row.get(name) for row in rows] for name in columns})
+    types = [pyarrow.float32() if field.type == pyarrow.float64() else field.type for field in table.schema]
+    table = table.cast(pyarrow.schema(zip(table.column_names, types, strict=True)))
+    file = io.BytesIO()
+    parquet.write_table(table, file, compression="zstd")
+    return file.getvalue()
+
+
+def _bundled(path: Path) -> list[Run]:
+    from pyarrow import parquet
+
+    try:
+        with zipfile.ZipFile(path) as file:
+            head, *rest = (file.read(name) for name in _INSIDE)
+        content = json.loads(head)
+        version = content.get("bundle_version", 0)
+        if version > BUNDLE_VERSION:
+            raise errors.DataError(
+                f"{path} is a bundle of version {version}, this release reads up to {BUNDLE_VERSION}: update wise-atta"
+            )
+        steps, questions, orders = (parquet.read_table(io.BytesIO(part)).to_pylist() for part in rest)
+        return _unpack(path, content, steps, questions, orders)
+    except (OSError, LookupError, TypeError, ValueError, EOFError, zipfile.BadZipFile, lzma.LZMAError) as error:
+        raise errors.DataError(f"{path} is neither a folder of runs nor a readable bundle: {error}") from error
+
+
+def _unpack(
+    path: Path,
+    content: Mapping[str, Any],
+    steps: Sequence[dict[str, Any]],
+    questions: Sequence[dict[str, Any]],
+    orders: Sequence[dict[str, Any]],
+) -> list[Run]:
+    steps_of, queries_of, order_of = _by(steps, "run"), _by(questions, "run"), _by(orders, "stream")
+    runs = []
+    for number, one in enumerate(content["runs"]):
+        card, stream = check_card(path, one["card"]), one["stream"]
+        rows = [
+            row | {"error": row["wrong"] / row["samples"], "pictures": there["pictures"]}
+            for row, there in zip(steps_of.get(number, []), order_of.get(stream, []), strict=True)
+        ]
+        names = tuple(content["pictures"][stream])
+        runs.append(Run(one["name"], path, card, rows, queries_of.get(number, []), names))
+    return runs
+
+
+def _by(rows: Sequence[dict[str, Any]], column: str) -> dict[int, list[dict[str, Any]]]:
+    groups: dict[int, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(row.pop(column), []).append(row)
+    return groups

@@ -1,0 +1,133 @@
+"""Is a run read back whole, from its folder or from a bundle, and is a broken one named while others are shown?"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bench.made import made
+
+from wise_atta import errors
+from wise_atta.bench import runs
+from wise_atta.bench.record import read_json, read_parquet, write_json, write_parquet
+
+WRONG = [[True, False, False], [False, True, True], [False, False, True]]
+# The picture of the sample asked for comes once more later on.
+PICTURES = np.array([0, 1, 2, 3, 4, 0, 5, 1, 6])
+
+
+def test_what_was_predicted_and_asked_is_read_back_sample_by_sample(tmp_path: Path) -> None:
+    run = made(tmp_path / "a", WRONG, picked={0: [1], 2: [0]}, pictures=PICTURES)
+    assert (~run.hits).tolist() == [one for batch in WRONG for one in batch]
+    assert np.flatnonzero(run.picked).tolist() == [1, 6]
+    assert run.pictures.tolist() == PICTURES.tolist()
+    assert np.flatnonzero(~run.never_asked).tolist() == [1, 6, 7], "also where the picture comes again"
+    assert 100 * (~run.hits)[run.never_asked].mean() == pytest.approx(run.results["error_never_asked"])
+
+
+def test_a_bundle_holds_what_the_folders_held(tmp_path: Path) -> None:
+    made(tmp_path / "runs" / "a", WRONG, picked={0: [1]}, pictures=PICTURES, ratio=0.5)
+    made(tmp_path / "runs" / "b", WRONG[::-1], method="tent")
+    made(tmp_path / "runs" / "c", WRONG, method="source", pictures=PICTURES)
+    found = runs.bundle([tmp_path / "runs"], tmp_path / "runs.zip")
+    back = runs.find([tmp_path / "runs.zip"])
+    assert [run.name for run in back.runs] == [run.name for run in found.runs] == ["a", "b", "c"]
+    for run, wanted in zip(back.runs, found.runs, strict=True):
+        assert run.card == wanted.card and run.names == wanted.names and run.queries == wanted.queries
+        assert run.steps == [{name: row[name] for name in row} for row in wanted.steps]
+    head = json.loads(zipfile.ZipFile(tmp_path / "runs.zip").read("bundle.json"))
+    assert [one["stream"] for one in head["runs"]] == [0, 1, 0], "runs over one stream share its order"
+
+
+def test_a_bundle_of_bundles_and_one_without_questions(tmp_path: Path) -> None:
+    made(tmp_path / "a", WRONG, picked={0: [1]})
+    made(tmp_path / "b", WRONG, method="tent")
+    runs.bundle([tmp_path / "a"], tmp_path / "a.zip")
+    runs.bundle([tmp_path / "a.zip", tmp_path / "b"], tmp_path / "both.zip", queries=False)
+    first, second = runs.find([tmp_path / "both.zip"]).runs
+    assert first.name == "a" and first.picked.sum() == 1 and not first.queries
+    assert second.name == "b" and second.results["error"] == pytest.approx(100 * 4 / 9)
+
+
+def test_the_same_folder_counts_once(tmp_path: Path) -> None:
+    made(tmp_path / "a", WRONG)
+    assert len(runs.find([tmp_path, tmp_path / "a", tmp_path / "a" / "card.json"]).runs) == 1
+
+
+def test_a_broken_run_is_named_and_the_others_are_read(tmp_path: Path) -> None:
+    for name in ("cut", "new", "none", "whole"):
+        made(tmp_path / name, WRONG)
+    file = tmp_path / "cut" / "steps.parquet"
+    file.write_bytes(file.read_bytes()[:200])
+    card = read_json(tmp_path / "new" / "card.json")
+    write_json(tmp_path / "new" / "card.json", {**card, "card_version": 99})
+    (tmp_path / "none" / "steps.parquet").unlink()
+    found = runs.find([tmp_path, tmp_path / "nowhere"])
+    assert [run.name for run in found.runs] == ["whole"]
+    said = "\n".join(found.problems)
+    assert str(file) in said and "not a readable Parquet file" in said
+    assert f"{tmp_path / 'new' / 'card.json'} is a card of version 99" in said and "update wise-atta" in said
+    assert f"{tmp_path / 'none' / 'card.json'} has no steps.parquet" in said
+    assert f"{tmp_path / 'nowhere'} does not exist" in said
+    assert len(found.problems) == 4
+
+
+def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(errors.DataError, match=r"no card\.json below"):
+        runs.find([tmp_path])
+    (tmp_path / "card.json").write_text('{"card_version": 1}')
+    with pytest.raises(errors.DataError, match="not a run card: it has no 'experiment'"):
+        runs.find([tmp_path])
+
+
+@pytest.mark.parametrize("harm", ["text", "cut", "lacks", "newer"])
+def test_a_broken_bundle_is_named(tmp_path: Path, harm: str) -> None:
+    made(tmp_path / "a", WRONG)
+    file = tmp_path / "runs.zip"
+    runs.bundle([tmp_path / "a"], file)
+    if harm == "text":
+        file.write_text("not a bundle")
+    elif harm == "cut":
+        file.write_bytes(file.read_bytes()[:-200])
+    else:
+        with zipfile.ZipFile(file) as old:
+            parts = {name: old.read(name) for name in old.namelist()}
+        if harm == "lacks":
+            del parts["steps.parquet"]
+        else:
+            parts["bundle.json"] = json.dumps({"bundle_version": 9}).encode()
+        with zipfile.ZipFile(file, "w") as new:
+            for name, part in parts.items():
+                new.writestr(name, part)
+    with pytest.raises(errors.DataError, match=r"runs\.zip is (neither|a bundle of version 9)"):
+        runs.find([file])
+
+
+def test_runs_of_a_release_that_kept_no_hits_say_so(tmp_path: Path) -> None:
+    made(tmp_path, WRONG)
+    rows = read_parquet(tmp_path / "steps.parquet")
+    write_parquet(tmp_path / "steps.parquet", [{k: v for k, v in row.items() if k != "hits"} for row in rows])
+    with pytest.raises(errors.DataError, match="did not keep 'hits' of every sample; run it again"):
+        _ = runs.read(tmp_path).hits
+
+
+def test_rows_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    made(tmp_path, WRONG)
+    rows = read_parquet(tmp_path / "steps.parquet")
+    write_parquet(tmp_path / "steps.parquet", [row | {"hits": "ffff"} for row in rows])
+    write_parquet(tmp_path / "pictures.parquet", [{"picture": "p0"}])
+    run = runs.read(tmp_path)
+    with pytest.raises(errors.DataError, match=r"'hits' of .* cannot be read"):
+        _ = run.hits
+    with pytest.raises(errors.DataError, match="do not belong together"):
+        _ = run.pictures
+
+
+def test_one_run_is_wanted_where_one_is_compared(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        made(tmp_path / name, WRONG)
+    with pytest.raises(errors.DataError, match="holds 2 runs where one is needed"):
+        runs.read(tmp_path)
