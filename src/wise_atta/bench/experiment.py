@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -170,17 +171,15 @@ class Experiment(pydantic.BaseModel):
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """The content of a YAML, TOML or JSON file; of a run card, the experiment in it."""
-    if path.is_dir():
-        path = path / "card.json"
-    if path.suffix == ".json":
-        content = read_json(path)
-        if "experiment" in content:
-            version = content.get("card_version", 0)
-            if version > CARD_VERSION:
-                raise errors.DataError(
-                    f"{path} is a card of version {version}, this release reads up to {CARD_VERSION}: update wise-atta"
-                )
-            content = content["experiment"]
+    path = path / "card.json" if path.is_dir() else path
+    if path.suffix == ".json" and not _is_card(path):
+        return read_json(path)
+    if path.suffix in (".json", ".zip") or "#" in path.suffix:
+        cards = read_cards(path)
+        if len(cards) > 1:
+            listed = ", ".join(f"{path.name}#{card['digest']}" for card in cards[:3])
+            raise errors.BadConfig(f"{path} holds {len(cards)} cards: name one by its digest, such as {listed}")
+        content: dict[str, Any] = cards[0]["experiment"]
         return content
     try:
         text = path.read_text(encoding="utf-8")
@@ -190,6 +189,53 @@ def read_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise errors.DataError(f"{path} does not describe an experiment: a mapping of fields is needed")
     return content
+
+
+def _is_card(path: Path) -> bool:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, list) or (isinstance(content, dict) and "experiment" in content)
+
+
+def read_cards(path: Path) -> list[dict[str, Any]]:
+    """The run cards at a place: one or a list in a JSON file, those below a folder, those in a bundle.
+
+    `FILE#DIGEST` is the card of that digest among them; its beginning is enough.
+    """
+    name, _, wanted = path.name.partition("#")
+    place = path.with_name(name)
+    if place.is_dir():
+        cards = [read_json(file) for file in sorted(place.rglob("card.json"))]
+    elif place.suffix == ".zip":
+        from wise_atta.bench.runs import find
+
+        cards = [dict(run.card) for run in find([place]).runs]
+    else:
+        try:
+            content = json.loads(place.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise errors.DataError(f"{place} cannot be read: {error}") from error
+        cards = content if isinstance(content, list) else [content]
+    for card in cards:
+        if not isinstance(card, dict) or "experiment" not in card:
+            raise errors.DataError(f"{place} does not hold run cards")
+        check_version(card, str(place))
+    found = [card for card in cards if str(card.get("digest", "")).startswith(wanted)]
+    if not found:
+        known = ", ".join(str(card.get("digest")) for card in cards)
+        raise errors.DataError(f"no card {wanted} in {place}. There are: {known or 'none'}")
+    return found
+
+
+def check_version(card: Mapping[str, Any], where: str) -> None:
+    """Refuse a card that a later release wrote."""
+    version = card.get("card_version", 0)
+    if version > CARD_VERSION:
+        raise errors.DataError(
+            f"{where} is of card version {version}, this release reads up to {CARD_VERSION}: update wise-atta"
+        )
 
 
 CARD_VERSION = 1

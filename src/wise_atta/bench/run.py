@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import itertools
 import math
@@ -17,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import wise_atta
-from wise_atta import errors, methods, when, who
+from wise_atta import errors, methods, rng, when, who
 from wise_atta.adapter import Adapter, Prediction, Step
 from wise_atta.bench.experiment import CARD_VERSION, Experiment
 from wise_atta.bench.hold import Held, Shelf
@@ -34,6 +35,8 @@ from wise_atta.wrap import adapt
 
 Progress = Callable[[int, int | None, float, int], None]
 
+# By how much of itself a weight is moved to see how far apart runs come.
+NUDGE = 1e-7
 # How much of the first batch's logits a card keeps.
 FIRST_ROWS, FIRST_CLASSES = 8, 16
 
@@ -116,14 +119,21 @@ class Built:
 
 
 def build(
-    experiment: Experiment, *, data: Path | None = None, weights: Path | None = None, shelf: Shelf | None = None
+    experiment: Experiment,
+    *,
+    data: Path | None = None,
+    weights: Path | None = None,
+    shelf: Shelf | None = None,
+    nudge: int | None = None,
 ) -> Built:
     """Open data and model and put the method around them. Everything that can be wrong shows here.
 
-    A `shelf` holds streams in memory, for many runs in one process.
+    A `shelf` holds streams in memory, for many runs in one process. `nudge` is the number of a run whose weights are
+    moved a little, see `nudged`.
     """
     device = pick_device(experiment.device)
     source = load(experiment.model, weights)
+    module = source.module if nudge is None else nudged(source.module, experiment.seed, nudge)
     spec = _cut(experiment.spec(), source, data)
     opener = open_stream if shelf is None else shelf.open
     stream, truth = opener(spec, data, device=device, workers=experiment.workers)
@@ -155,7 +165,7 @@ def build(
         answers = who.Delayed(answers, batches=experiment.delay, seed=experiment.seed)
     own = {name: getattr(experiment, name) for name in ("statistics", "prior")}
     adapter = adapt(
-        source.module.to(device),
+        module.to(device),
         method,
         mean=source.mean,
         std=source.std,
@@ -198,7 +208,7 @@ def run(
     done = finished(folder, experiment, again)
     if done is not None:
         return done
-    with _settings(experiment):
+    with settings(experiment):
         # Before the folder is made: a description that cannot run leaves nothing behind.
         built = build(experiment, data=data, weights=weights, shelf=shelf)
         with claimed(folder):
@@ -444,6 +454,17 @@ def make_card(
     }
 
 
+def nudged(module: nn.Module, seed: int, number: int) -> nn.Module:
+    """A copy whose every parameter is 1e-7 of itself larger or smaller: the last bit or two of a float32."""
+    generator = rng.torch_cpu(seed, "nudge", number)
+    module = copy.deepcopy(module)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            signs = torch.randint(0, 2, parameter.shape, generator=generator).mul_(2).sub_(1).to(parameter.device)
+            parameter.copy_(parameter.double() * (1 + NUDGE * signs))
+    return module
+
+
 def finished(folder: Path, experiment: Experiment, again: bool = False) -> dict[str, Any] | None:
     """The card of this experiment if the folder holds it finished, and it is not to be run again."""
     file = folder / "card.json"
@@ -483,7 +504,7 @@ def device_name(device: torch.device) -> str:
 
 
 @contextlib.contextmanager
-def _settings(experiment: Experiment) -> Iterator[None]:
+def settings(experiment: Experiment) -> Iterator[None]:
     """Threads and deterministic mode for the time of a run."""
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     flags = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark

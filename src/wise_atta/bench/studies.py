@@ -15,10 +15,12 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from wise_atta import errors, methods
 from wise_atta.bench import ablation, delay, no_harm, rivals
-from wise_atta.bench.experiment import Experiment, read_mapping
+from wise_atta.bench.experiment import Experiment, read_cards, read_mapping
+from wise_atta.bench.hold import Shelf
 from wise_atta.bench.run import pick_device
 from wise_atta.bench.sweep import Places, Report, expand, sweep
 from wise_atta.bench.tune import LEARNING_RATES, lay_out, tune
+from wise_atta.bench.verify import verify
 
 app = typer.Typer(help="Studies over many runs.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -183,6 +185,30 @@ def sweep_command(
     with _progress(quiet) as report:
         cards = sweep(expand(read_mapping(file)), Places(out, data, weights), jobs=jobs, report=report)
     typer.echo(rivals.error_table(cards))
+
+
+@app.command("verify")
+def verify_command(
+    files: Annotated[list[Path], typer.Argument(help="Cards, lists of cards, folders, bundles; FILE#DIGEST is one.")],
+    data: Data = None,
+    weights: Weights = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
+) -> None:
+    """Run cards again: on the same kind of machine every digit must come out, elsewhere logits and error must be near.
+
+    Leaves with 1 where a card does not hold.
+
+    Example: wise-atta verify runs/tent-s0-1a2b3c4d5e6f docs/results/methods/cifar10/cards.json#06c7f2
+    """
+    verdicts, shelf = [], Shelf(2)
+    for card in [card for file in files for card in read_cards(file)]:
+        verdicts.append(verify(card, data=data, weights=weights, shelf=shelf))
+        if not as_json:
+            typer.echo(str(verdicts[-1]))
+    if as_json:
+        typer.echo(json.dumps([verdict.to_dict() for verdict in verdicts]))
+    if not all(verdict.holds for verdict in verdicts):
+        raise typer.Exit(1)
 
 
 @app.command("no-harm")

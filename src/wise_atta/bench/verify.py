@@ -1,0 +1,239 @@
+"""Does a card say the truth? Its experiment is run again, here, and held to what the card promises.
+
+Adaptation is chaotic: weights that differ in their last bit can end some tenths of a point apart. So a card promises
+the same digits only where the same arithmetic is done. Elsewhere it promises the first batch's logits, before chaos
+sets in, and an error within its own `spread`, measured by runs with nudged weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wise_atta import errors
+from wise_atta.bench.experiment import Experiment, check_version
+from wise_atta.bench.hold import Shelf
+from wise_atta.bench.record import write_json
+from wise_atta.bench.run import NUDGE, Recorder, build, make_card, pick_device, settings
+
+# How close the first batch's logits must be on another device, relative to the largest of them if that is above 1.
+LOGITS = 1e-4
+# Points of error that rounding alone may move where nothing is chaotic: 5 samples in 10,000 at a class boundary.
+ROUNDING = 0.05
+# How long a run took is no promise.
+_NOT_PROMISED = ("seconds", "peak_memory", "resumed")
+
+
+def once(
+    experiment: Experiment,
+    *,
+    data: Path | None = None,
+    weights: Path | None = None,
+    shelf: Shelf | None = None,
+    nudge: int | None = None,
+) -> dict[str, Any]:
+    """The card of a run that leaves nothing on disk."""
+    shelf = None if experiment.data.startswith("python:") else shelf
+    with settings(experiment):
+        built = build(experiment, data=data, weights=weights, shelf=shelf, nudge=nudge)
+        recorder = Recorder(built)
+        for batch in built.stream:
+            recorder.step(batch)
+        return make_card(built, recorder, float("nan"), None)
+
+
+def spread(
+    experiment: Experiment,
+    *,
+    runs: int = 10,
+    data: Path | None = None,
+    weights: Path | None = None,
+    report: Callable[[int, float], None] | None = None,
+) -> dict[str, Any]:
+    """How far apart runs come whose weights differ by 1e-7 of themselves.
+
+    `low` and `high` are three deviations to either side of the mean, or the extremes where those lie further out.
+
+    Parameters
+    ----------
+    runs
+        How many; two at least.
+    report
+        Called after every run with its number and its error.
+    """
+    if runs < 2:
+        raise errors.BadConfig(f"a spread needs two runs at least, not {runs}")
+    shelf, found = Shelf(2), []
+    for number in range(1, runs + 1):
+        card = once(experiment, data=data, weights=weights, shelf=shelf, nudge=number)
+        found.append(card["results"]["error"])
+        if report is not None:
+            report(number, found[-1])
+    mean, deviation = float(np.mean(found)), float(np.std(found, ddof=1))
+    return {
+        "nudge": NUDGE,
+        "errors": found,
+        "low": min(*found, mean - 3 * deviation),
+        "high": max(*found, mean + 3 * deviation),
+        "mean": mean,
+        "deviation": deviation,
+    }
+
+
+def add_spread(
+    folder: Path,
+    card: dict[str, Any],
+    *,
+    runs: int = 10,
+    again: bool = False,
+    data: Path | None = None,
+    weights: Path | None = None,
+    report: Callable[[int, float], None] | None = None,
+) -> dict[str, Any]:
+    """The card with a spread of at least so many runs, written to its folder."""
+    known = card.get("spread")
+    if again or known is None or len(known["errors"]) < runs:
+        experiment = Experiment.parse(card["experiment"])
+        card = {**card, "spread": spread(experiment, runs=runs, data=data, weights=weights, report=report)}
+        write_json(folder / "card.json", card)
+    return card
+
+
+@dataclass
+class Verdict:
+    """Whether a card holds here.
+
+    Parameters
+    ----------
+    name, digest
+        Of the experiment.
+    exact
+        Whether the same digits were due, rather than an error within the spread.
+    elsewhere
+        In what this place differs from the card's, if it does.
+    error, here
+        The card's error and the one found, in per cent.
+    logits
+        The largest difference between the first batch's logits; None where the card does not keep them.
+    broken
+        Promises that do not hold; empty if all do.
+    """
+
+    name: str
+    digest: str
+    exact: bool
+    elsewhere: list[str]
+    error: float
+    here: float
+    logits: float | None
+    broken: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        return not self.broken
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "holds": self.holds}
+
+    def __str__(self) -> str:
+        due = "the same digits are due" if self.exact else f"elsewhere ({'; '.join(self.elsewhere)})"
+        apart = "" if self.logits is None else f", first logits {self.logits:.1e} apart"
+        found = f"error {self.error:.4f} % on the card, {self.here:.4f} % here{apart}"
+        verdict = "holds" if self.holds else "does not hold: " + "; ".join(self.broken)
+        return f"{self.name} {self.digest}: {due}; {found}: {verdict}"
+
+
+def verify(
+    card: Mapping[str, Any], *, data: Path | None = None, weights: Path | None = None, shelf: Shelf | None = None
+) -> Verdict:
+    """Run a card's experiment again and say whether the card holds.
+
+    On the same device kind, torch and package version, threads and deterministic mode every result must be the same.
+    Elsewhere the first batch's logits must agree to 1e-4 and the error must lie within the card's spread.
+    """
+    check_version(card, "the card")
+    experiment, promised = Experiment.parse(dict(card["experiment"])), card["provenance"]
+    try:
+        pick_device(experiment.device)
+    except errors.BadConfig:
+        experiment = experiment.model_copy(update={"device": "auto"})
+    # As many threads as the card's run had, so that sums are shared the same way.
+    experiment = experiment.model_copy(update={"threads": promised["threads"]})
+    found = once(experiment, data=data, weights=weights, shelf=shelf)
+    elsewhere = differences(promised, found["provenance"])
+    exact = not elsewhere
+    then, now = card["results"], found["results"]
+    first = card.get("first_batch")
+    verdict = Verdict(
+        name=experiment.name,
+        digest=str(card.get("digest")),
+        exact=exact,
+        elsewhere=elsewhere,
+        error=then["error"],
+        here=now["error"],
+        logits=None if first is None else _apart(first["logits"], found["first_batch"]["logits"]),
+    )
+    verdict.broken += _other_inputs(promised, found["provenance"])
+    if exact:
+        if first is not None and first["digest"] != found["first_batch"]["digest"]:
+            verdict.broken.append("the first batch's logits have other bits")
+        kept = [name for name in then if name not in _NOT_PROMISED]
+        # As text, in which NaN equals NaN.
+        verdict.broken += [
+            f"{name} is {now.get(name)}, not {then[name]}"
+            for name in kept
+            if json.dumps(now.get(name)) != json.dumps(then[name])
+        ]
+        return verdict
+    if first is None or verdict.logits is None:
+        verdict.broken.append("the card keeps no logits to compare with: run it again where it was made")
+    elif verdict.logits > LOGITS * max(1.0, float(np.abs(first["logits"]).max())):
+        verdict.broken.append(f"the first batch's logits are further apart than {LOGITS:g}")
+    known = card.get("spread")
+    if known is None:
+        verdict.broken.append("the card has no spread: `wise-atta run CARD --spread 10` where it was made adds one")
+    elif not known["low"] - ROUNDING <= now["error"] <= known["high"] + ROUNDING:
+        verdict.broken.append(f"the error lies outside the spread, {known['low']:.4f} to {known['high']:.4f} %")
+    return verdict
+
+
+def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """In what another place differs that decides last bits."""
+    pairs = {
+        "device": (then["device"], now["device"]),
+        "torch": (then["versions"].get("torch"), now["versions"]["torch"]),
+        "wise-atta": (then["versions"].get("wise-atta"), now["versions"]["wise-atta"]),
+        "threads": (then["threads"], now["threads"]),
+        "tf32": (then.get("tf32", now["tf32"]), now["tf32"]),
+    }
+    if now["device"] == "cpu":
+        pairs["instructions"] = (then.get("instructions"), now["instructions"])
+    found = [f"{name} {a} there, {b} here" for name, (a, b) in pairs.items() if a != b]
+    if not then["deterministic"]:
+        found.append("the run was not deterministic")
+    return found
+
+
+def _apart(then: list[list[float]], now: list[list[float]]) -> float:
+    a, b = np.asarray(then), np.asarray(now)
+    return float(np.abs(a - b).max()) if a.shape == b.shape else float("inf")
+
+
+def _other_inputs(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Whether weights or pictures are others than the card's."""
+    names = {
+        ("model", "weights_hash"): "weights",
+        ("stream", "fingerprint"): "pictures",
+        ("stream", "pixels"): "pixels",
+    }
+    found = []
+    for (part, key), name in names.items():
+        a, b = then[part].get(key), now[part].get(key)
+        if a is not None and b is not None and a != b:
+            found.append(f"the {name} here are others ({b[:12]}, not {a[:12]})")
+    return found
