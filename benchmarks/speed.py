@@ -341,8 +341,6 @@ class Bench:
             self.save()
             print(table(found), flush=True)
             gc.collect()
-            if self.cuda:
-                torch.cuda.empty_cache()
 
     def save(self) -> None:
         if self.options.out is not None:
@@ -452,8 +450,8 @@ class Bench:
         if self.left <= 0:
             case.error = f"left out: the limit of {self.options.limit} s"
             return
-        gc.collect()
         if self.cuda:
+            gc.collect()
             torch.cuda.empty_cache()
             before, held = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         try:
