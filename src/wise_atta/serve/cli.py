@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, cast
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from wise_atta import errors
+from wise_atta.adapter import Context
 from wise_atta.data import models
 from wise_atta.serve import auth
 from wise_atta.serve.config import Limits, Settings, is_loopback
@@ -73,6 +74,11 @@ def serve(
     method: Annotated[str, typer.Option(help="How to adapt.")] = "wise",
     option: Annotated[list[str] | None, typer.Option(help="An option of the method, name=value.")] = None,
     statistics: Annotated[str, typer.Option(help="What BatchNorm normalises with.")] = "source",
+    context: Annotated[
+        str, typer.Option(help="How a late label's sample is normalised: own, current, source.")
+    ] = "own",
+    late_weight: Annotated[float | None, typer.Option(help="Half-life of a late label, in micro-batches.")] = None,
+    late_limit: Annotated[int | None, typer.Option(help="Micro-batches after which a label is not learned.")] = None,
     stream: Annotated[list[str] | None, typer.Option(help="Name of a stream; may be given several times.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
@@ -104,6 +110,9 @@ def serve(
             ratio=ratio,
             audit=audit,
             statistics=statistics,
+            context=cast(Context, context),  # checked where the adapter is made
+            late_weight=late_weight,
+            late_limit=late_limit,
             classes=read_classes(classes),
             max_batch=max_batch,
             max_wait_ms=max_wait_ms,

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from wise_atta import errors, methods, when
-from wise_atta.adapter import Adapter
+from wise_atta.adapter import Adapter, Context
 from wise_atta.data.models import SourceModel
 from wise_atta.wrap import adapt
 
@@ -28,6 +28,8 @@ class Limits:
         Requests per second and caller, and how many may come at once before that counts. 0 lifts the limit.
     failures
         Wrong tokens a minute from one address before it has to wait.
+    patience
+        Seconds within which a request has to arrive in whole.
     """
 
     body: int = 32 * 2**20
@@ -35,6 +37,7 @@ class Limits:
     rate: float = 0.0
     burst: int = 100
     failures: int = 10
+    patience: float = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,9 @@ class Settings:
     statistics
         What BatchNorm layers normalise with. ``"source"`` and ``"ema"`` (served with the average as it stands) keep an
         answer independent of the other pictures in its micro-batch; ``"batch"`` and ``"mixed"`` do not.
+    context, late_weight, late_limit
+        How the sample of a late label is normalised, the half-life of what it counts for, and the age from which on it
+        is not learned any more, both in learned micro-batches; see `Adapter`.
     guard
         Whether collapse is watched for.
     classes
@@ -90,6 +96,9 @@ class Settings:
     ratio: float | str = 0.01
     audit: float | str = 0.1
     statistics: str = "source"
+    context: Context = "own"
+    late_weight: float | None = None
+    late_limit: int | None = None
     guard: bool = True
     classes: tuple[str, ...] | None = None
     max_batch: int = 64
@@ -159,6 +168,9 @@ def build(model: SourceModel, settings: Settings) -> Adapter:
         mean=model.mean,
         std=model.std,
         guard=settings.guard,
+        context=settings.context,
+        late_weight=settings.late_weight,
+        late_limit=settings.late_limit,
     )
     if adapter.update.teacher_cost is not None:
         raise errors.BadConfig(f"method {settings.method!r} asks a teacher model, not people: a service has none")

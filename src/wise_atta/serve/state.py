@@ -111,7 +111,7 @@ class Outcome:
     refunded
         Those of the expired that nobody was shown: their label is returned.
     late
-        Answers that came after their question had ended.
+        Answers that came after their question had ended, or too late to be learned.
     step, tripped, failed
         The learner's record; why the guard went back; why the batch could not be learned.
     """
@@ -298,7 +298,9 @@ class State:
         refunded = [name for name in step.expired if name not in self._shown]
         for name in step.expired:
             self._shown.pop(name, None)
-        return Outcome(event.seq, asked, step.learned, step.expired, refunded, step=step, tripped=step.tripped)
+        return Outcome(
+            event.seq, asked, step.learned, step.expired, refunded, step.stale, step=step, tripped=step.tripped
+        )
 
     def _answer(self, event: Event, without: Without) -> Outcome:
         late = []
