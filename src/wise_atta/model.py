@@ -12,6 +12,7 @@ import contextlib
 import copy
 import fnmatch
 import threading
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from wise_atta import errors
+from wise_atta import errors, fast
+from wise_atta.fast import Precision
+from wise_atta.graphs import Graphs
 from wise_atta.stream import Inputs, leaves, size, tree_map
 
 StatisticsMode: TypeAlias = Literal["batch", "source", "mixed", "ema", "renorm"]
@@ -65,6 +68,15 @@ class Forward:
     scored: Tensor | None = None
 
 
+@dataclass(eq=False)
+class _Pass:
+    """What the network itself gave: of a forward that is recorded, the memory that each replay fills."""
+
+    logits: Tensor
+    features: Tensor
+    statistics: Statistics | None
+
+
 @dataclass
 class Work:
     """How often the network was run: forwards of all kinds, those of them with a graph, backwards."""
@@ -87,10 +99,20 @@ class Version:
     def __init__(self, flat: Tensor, layout: Layout, grad: bool = True) -> None:
         self.flat = flat
         self.layout = layout
-        self.tensors = layout.views(flat)
-        if grad:
-            for tensor in self.tensors.values():
-                tensor.requires_grad_(True)
+        self._grad = grad
+        self._tensors: dict[int, dict[str, Tensor]] = {}
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The views, made when they are first asked for: a recorded network takes the vector alone."""
+        if not self._tensors:
+            views = self.layout.views(self.flat)
+            if self._grad:
+                for tensor in views.values():
+                    tensor.requires_grad_(True)
+            # Of two threads that ask at once, both get the same leaves.
+            self._tensors.setdefault(0, views)
+        return self._tensors[0]
 
 
 @dataclass(frozen=True)
@@ -144,12 +166,14 @@ class Layout:
 class _Replica:
     """A structural copy of the user's module: its own module objects, the user's frozen tensors."""
 
-    def __init__(self, model: nn.Module, head: str, adapted: Sequence[str]) -> None:
+    def __init__(self, model: nn.Module, head: str, adapted: Sequence[str], how: _How) -> None:
         self.module = _copy_structure(model)
         self.module.eval()
         modules = dict(self.module.named_modules())
         self.head = modules[head]
         self.features: Tensor | None = None
+        self.lease: weakref.ref[fast.Lease] | None = None
+        self._widens = how.precision == "bf16"
         self.head.register_forward_pre_hook(self._keep_features, with_kwargs=True)
         self.norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
         # Layers without running statistics (None) always normalise by the batch.
@@ -160,22 +184,74 @@ class _Replica:
         wanted = set(adapted)
         # A tied parameter has several places and one name: the first.
         first_name: dict[int, str] = {}
-        self.places: list[tuple[dict[str, Any], str, str]] = []
+        self.places: list[tuple[dict[str, Any], str, str, Convert | None]] = []
         for path, module in modules.items():
             for key, parameter in module._parameters.items():
                 if parameter is None:
                     continue
                 name = first_name.setdefault(id(parameter), f"{path}.{key}" if path else key)
+                convert = how.conversion(module, self.head, parameter)
                 if name in wanted:
-                    self.places.append((module._parameters, key, name))
+                    self.places.append((module._parameters, key, name, convert))
+                elif convert is not None:
+                    parameter.data = how.frozen(name, parameter.data, convert)
+        self._set_up(modules, how)
 
-    def _keep_features(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _set_up(self, modules: Mapping[str, nn.Module], how: _How) -> None:
+        if self._widens:
+            device = how.device
+            for module in modules.values():
+                if module is self.head or type(module).forward is nn.LayerNorm.forward:
+                    fast.without_autocast(module, device)
+        for name in how.blocks:
+            fast.recompute(modules[name], lambda: None if self.lease is None else self.lease())
+        self.run: Callable[..., Any] = torch.compile(self.module, dynamic=False) if how.compile else self.module
+
+    def _keep_features(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._widens:
+            args, kwargs = tuple(map(fast.widen, args)), {name: fast.widen(value) for name, value in kwargs.items()}
         self.features = args[0] if args else next(iter(kwargs.values()))
+        return args, kwargs
 
-    def bind(self, version: Version) -> None:
-        tensors = version.tensors
-        for parameters, key, name in self.places:
-            parameters[key] = tensors[name]
+    def bind(self, tensors: Mapping[str, Tensor]) -> None:
+        for parameters, key, name, convert in self.places:
+            parameters[key] = tensors[name] if convert is None else convert(tensors[name])
+
+
+Convert: TypeAlias = Callable[[Tensor], Tensor]
+
+
+@dataclass(eq=False)
+class _How:
+    """How replicas run: in which precision and memory format, compiled, with which blocks recomputed.
+
+    Frozen tensors that must be converted for it are converted once, for all replicas.
+    """
+
+    device: torch.device
+    precision: Precision | None
+    channels_last: bool
+    compile: bool
+    blocks: tuple[str, ...]
+    _frozen: dict[str, Tensor] = field(default_factory=dict)
+
+    def conversion(self, module: nn.Module, head: nn.Module, parameter: Tensor) -> Convert | None:
+        """What is done to a parameter before the layer uses it, if anything."""
+        narrow = self.precision == "bf16" and parameter.is_floating_point() and not fast.kept_in_fp32(module, head)
+        turn = self.channels_last and parameter.dim() == 4
+        if not narrow and not turn:
+            return None
+
+        def convert(tensor: Tensor) -> Tensor:
+            tensor = tensor.bfloat16() if narrow else tensor
+            return fast.channels_last(tensor) if turn else tensor
+
+        return convert
+
+    def frozen(self, name: str, tensor: Tensor, convert: Convert) -> Tensor:
+        if name not in self._frozen:
+            self._frozen[name] = convert(tensor)
+        return self._frozen[name]
 
 
 class Classifier:
@@ -205,6 +281,18 @@ class Classifier:
         For ``"mixed"``: how many samples the source statistics are worth.
     ema_weight
         For ``"ema"`` and ``"renorm"``: the weight of a new batch.
+    precision
+        ``"fp32"``, ``"tf32"`` (float32 whose products may use TF32 on a GPU) or ``"bf16"`` (convolutions and products;
+        adapted tensors, statistics, head and losses stay in float32). None leaves torch's own settings alone.
+    channels_last
+        Whether pictures and filters have their channels innermost.
+    compile
+        Whether the network goes through `torch.compile`.
+    graphs
+        Whether forwards and backwards of a batch shape that comes often are recorded as CUDA graphs and replayed.
+    checkpointing
+        Whether blocks keep their input alone and compute the rest again in the backward: less memory, one more forward.
+        True finds the blocks; a list names them.
     """
 
     def __init__(
@@ -219,6 +307,11 @@ class Classifier:
         std: Sequence[float] | None = None,
         prior: int = 256,
         ema_weight: float = 0.1,
+        precision: Precision | None = None,
+        channels_last: bool = False,
+        compile: bool = False,
+        graphs: bool = False,
+        checkpointing: bool | Sequence[str] = False,
     ) -> None:
         if statistics not in get_args(StatisticsMode):
             raise errors.unknown("statistics", statistics, get_args(StatisticsMode))
@@ -237,22 +330,54 @@ class Classifier:
         self.head_name = _find_head(self.model) if head is None else _check_head(self.model, head)
         self.classes = None if classes is None else torch.as_tensor(list(classes), dtype=torch.long)
         self._normal = None if mean is None or std is None else (torch.tensor(mean), torch.tensor(std))
+        self._ready: tuple[Tensor, Tensor] | None = None
+        self._columns: Tensor | None = None
         groups = adapt if isinstance(adapt, Mapping) else {"adapted": adapt}
         self.layout = self._lay_out(groups)
         self._parameters = dict(self.model.named_parameters())
         reference = next(iter(self._parameters.values()))
         self.device, self.dtype = reference.device, reference.dtype
-        self._free: list[_Replica] = [_Replica(self.model, self.head_name, list(self.layout.shapes))]
-        self._lock = threading.Lock()
+        blocks = fast.check_blocks(self.model, checkpointing)
+        self.has_batch_norm = any(isinstance(m, _BatchNorm) for m in self.model.modules())
+        self._check_how(precision, compile, graphs, bool(blocks))
+        self._how = _How(self.device, precision, channels_last, compile, blocks)
+        self._free: list[_Replica] = [self._new_replica()]
+        # A leased replica comes back when its graph dies, which may be while this thread holds the lock.
+        self._lock = threading.RLock()
         self._head_checked = False
         norms = self._free[0].norms
         self._channels = [norm.num_features for norm in norms]
         self._source_buffers = self._free[0].source_buffers
-        self.has_batch_norm = any(isinstance(m, _BatchNorm) for m in self.model.modules())
         self.work = Work()
         self.live = Version(self.source_flat(), self.layout)
         self.running = self._source_statistics() if statistics == "ema" and norms else None
         self._followed: Statistics | None = None
+        self._graphs = Graphs(self._record, self.layout.views) if graphs else None
+
+    def _check_how(self, precision: Precision | None, compile: bool, graphs: bool, checkpointing: bool) -> None:
+        """Refuse ways to run that do not exist here, or that exclude each other."""
+        if precision is not None and precision not in get_args(Precision):
+            raise errors.unknown("precision", precision, get_args(Precision))
+        if precision is not None and self.dtype != torch.float32:
+            raise errors.BadConfig(f"precision={precision!r} needs a model in float32, this one is {self.dtype}")
+        if graphs and self.device.type != "cuda":
+            raise errors.BadConfig(
+                f"graphs=True needs a CUDA device, the model is on {self.device}: move the model there first, or leave "
+                "graphs out"
+            )
+        if checkpointing and (graphs or compile):
+            raise errors.BadConfig(
+                "checkpointing runs parts of the network again in the backward, which neither graphs nor compile know "
+                "of: leave them out, or leave checkpointing out"
+            )
+        if compile and self.has_batch_norm and self.statistics not in ("batch", "source"):
+            raise errors.BadConfig(
+                f"compile=True with BatchNorm layers needs statistics='batch' or 'source', not {self.statistics!r}: "
+                "the others are computed between the layers"
+            )
+        if compile:
+            # Some rules take two gradients of one forward, so what it saved must outlive the first.
+            torch._functorch.config.donated_buffer = False
 
     # -- which tensors ------------------------------------------------------------------------------------------
 
@@ -350,6 +475,8 @@ class Classifier:
             std=std,
             prior=self.prior,
             ema_weight=self.ema_weight,
+            precision=self._how.precision,
+            channels_last=self._how.channels_last,
         )
 
     def source_flat(self) -> Tensor:
@@ -408,22 +535,64 @@ class Classifier:
         version = self.live if version is None else version
         self.work.forwards += 1
         self.work.gradient_forwards += grad
-        with torch.inference_mode(False), torch.set_grad_enabled(grad), self._replica() as replica:
+        with torch.inference_mode(False), torch.set_grad_enabled(grad), self._products():
             inputs = tree_map(_outside_inference_mode, inputs)
-            replica.bind(version)
-            with self._normalising(replica, statistics, size(inputs)) as used:
-                output = self._call(replica, inputs)
+            if statistics is None and self._graphs is not None and self._head_checked:
+                replayed = self._replay(self._graphs, inputs, version, grad)
+                if replayed is not None:
+                    return replayed
+            done = self._run(inputs, version.tensors, statistics, self.running)
+        return Forward(inputs, done.logits, done.features, version, done.statistics)
+
+    def _run(
+        self,
+        inputs: Inputs,
+        tensors: Mapping[str, Tensor],
+        statistics: Statistics | Literal["source"] | None,
+        running: Tensor | None,
+    ) -> _Pass:
+        with contextlib.ExitStack() as stack:
+            replica = stack.enter_context(self._replica())
+            replica.bind(tensors)
+            used = stack.enter_context(self._normalising(replica, statistics, size(inputs), running))
+            lease = None
+            if self._how.blocks and torch.is_grad_enabled():
+                # The backward runs blocks of this replica again: until then it must stay as it is.
+                lease = fast.Lease(stack.pop_all().close)
+                replica.lease = weakref.ref(lease)
+            output = self._call(replica, inputs)
             features = replica.features
-            replica.features = None
+            replica.features = replica.lease = None
             if not self._head_checked:
                 self._check_output(replica, features, output)
         assert features is not None
-        return Forward(inputs, self._subset(output), features, version, used)
+        return _Pass(self._subset(output), features, used)
+
+    def _record(self, inputs: Inputs, tensors: dict[str, Tensor], running: Tensor | None, grad: bool) -> _Pass:
+        with self._products():
+            return self._run(inputs, tensors, None, running)
+
+    def _replay(self, graphs: Graphs, inputs: Inputs, version: Version, grad: bool) -> Forward | None:
+        running = self.running
+        found = graphs.run(inputs, version.flat, version.tensors if grad else {}, running, grad)
+        if found is None:
+            return None
+        logits, features, rest, recorded = found
+        used: Statistics | None = recorded.statistics
+        if used is not None:
+            values = rest[0] if used.moments is None else running
+            before = used.before if running is None else running
+            assert values is not None
+            used = Statistics(values, used.batch, before, None if used.moments is None else rest[-1])
+        return Forward(inputs, logits, features, version, used)
+
+    def _products(self) -> contextlib.AbstractContextManager[None]:
+        return fast.products(self._how.precision, self.device)
 
     def head(self, features: Tensor, version: Version | None = None) -> Tensor:
         """Logits from features, with the head of a version (the live one if not given)."""
-        with torch.inference_mode(False), self._replica() as replica:
-            replica.bind(self.live if version is None else version)
+        with torch.inference_mode(False), self._products(), self._replica() as replica:
+            replica.bind((self.live if version is None else version).tensors)
             features = _outside_inference_mode(features)
             if not torch.is_autocast_enabled(features.device.type):
                 # Features of a forward under autocast may be used outside of it.
@@ -444,7 +613,12 @@ class Classifier:
             return {group: [] for group in groups}
         self.work.backwards += not head
         tensors = [version.tensors[name] for name in names]
-        grads = torch.autograd.grad(loss, tensors, retain_graph=retain_graph, allow_unused=True, materialize_grads=True)
+        with self._products():
+            grads = torch.autograd.grad(
+                loss, tensors, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
+            )
+        if self._graphs is not None and not retain_graph and not head:
+            self._graphs.done()
         found = dict(zip(names, grads, strict=True))
         return {group: [found[name] for name in self.layout.groups[group]] for group in groups}
 
@@ -467,13 +641,18 @@ class Classifier:
 
     def _call(self, replica: _Replica, inputs: Inputs) -> Tensor:
         inputs = self._normalise(inputs)
+        if self._how.precision == "bf16":
+            inputs = tree_map(lambda leaf: leaf.bfloat16() if leaf.is_floating_point() else leaf, inputs)
+        if self._how.channels_last:
+            inputs = tree_map(fast.channels_last, inputs)
         try:
-            if isinstance(inputs, Tensor):
-                output = replica.module(inputs)
-            elif isinstance(inputs, Mapping):
-                output = replica.module(**inputs)
-            else:
-                output = replica.module(*inputs)
+            with fast.lowered(self._how.precision, self.device):
+                if isinstance(inputs, Tensor):
+                    output = replica.run(inputs)
+                elif isinstance(inputs, Mapping):
+                    output = replica.run(**inputs)
+                else:
+                    output = replica.run(*inputs)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -495,13 +674,19 @@ class Classifier:
         channels = inputs.shape[1] if inputs.dim() > 1 else 0
         if len(self._normal[0]) not in (1, channels):
             raise errors.BadInput(f"mean and std have {len(self._normal[0])} channels, the inputs {channels}")
-        mean, std = (t.to(inputs).view(1, -1, *[1] * (inputs.dim() - 2)) for t in self._normal)
+        if self._ready is None:
+            # On the device once: a copy from the host would make every forward wait for it.
+            mean, std = self._normal
+            self._ready = mean.to(self.device, self.dtype), std.to(self.device, self.dtype)
+        mean, std = (t.to(inputs).view(1, -1, *[1] * (inputs.dim() - 2)) for t in self._ready)
         return (inputs - mean) / std
 
     def _subset(self, output: Tensor) -> Tensor:
         if self.classes is None:
             return output
-        return output[:, self.classes.to(output.device)]
+        if self._columns is None:
+            self._columns = self.classes.to(output.device)
+        return output[:, self._columns]
 
     def _check_output(self, replica: _Replica, features: Tensor | None, output: Tensor) -> None:
         """head(features) must be the logits: otherwise selection and the head step would work on something else."""
@@ -526,12 +711,15 @@ class Classifier:
             f"head='…'. Linear layers with {output.shape[1]} outputs: {', '.join(fitting) or 'none'}"
         )
 
+    def _new_replica(self) -> _Replica:
+        return _Replica(self.model, self.head_name, list(self.layout.shapes), self._how)
+
     @contextlib.contextmanager
     def _replica(self) -> Iterator[_Replica]:
         with self._lock:
             replica = self._free.pop() if self._free else None
         if replica is None:
-            replica = _Replica(self.model, self.head_name, list(self.layout.shapes))
+            replica = self._new_replica()
         try:
             yield replica
         finally:
@@ -543,7 +731,11 @@ class Classifier:
 
     @contextlib.contextmanager
     def _normalising(
-        self, replica: _Replica, given: Statistics | Literal["source"] | None, count: int
+        self,
+        replica: _Replica,
+        given: Statistics | Literal["source"] | None,
+        count: int,
+        running: Tensor | None,
     ) -> Iterator[Statistics | None]:
         """Set up every BatchNorm layer of a replica; gives the statistics that the forward fills in or uses."""
         if not replica.norms:
@@ -562,10 +754,17 @@ class Classifier:
             # In training mode with momentum 1 the kernel writes the statistics it uses into the running buffers, at
             # no cost. The buffers are scratch; the user's are not bound.
             scratch = self._scratch()
-            self._use(replica, scratch, training=True)
-            yield Statistics(scratch, batch=count)
+            if self._how.compile:
+                # A compiled layer may not write into memory that it shares with others.
+                apart = [tuple(map(torch.clone, pair)) for pair in self._pairs(scratch)]
+                self._bind(replica, apart, training=True)
+                yield Statistics(scratch, batch=count)
+                torch.cat([part for pair in apart for part in pair], out=scratch)
+            else:
+                self._use(replica, scratch, training=True)
+                yield Statistics(scratch, batch=count)
         elif self.statistics == "renorm":
-            running, moments = self.running, self._scratch()
+            moments = self._scratch()
             self._use(replica, self._scratch(), training=True)
             renorm = _Renorm(None if running is None else self._pairs(running), self._pairs(moments))
             with _hooked(replica.norms, None, renorm):
@@ -574,8 +773,8 @@ class Classifier:
             scratch = self._scratch()
             self._use(replica, scratch)
             if self.statistics == "ema":
-                assert self.running is not None
-                before, weight = self.running, self.ema_weight
+                assert running is not None
+                before, weight = running, self.ema_weight
             else:
                 before, weight = self._source_statistics(), count / (count + self.prior)
             with _hooked(replica.norms, _Blend(self._pairs(before), weight)):
@@ -615,7 +814,10 @@ class Classifier:
         return list(zip(parts[::2], parts[1::2], strict=True))
 
     def _use(self, replica: _Replica, values: Tensor, training: bool = False) -> None:
-        for norm, (mean, var) in zip(replica.norms, self._pairs(values), strict=True):
+        self._bind(replica, self._pairs(values), training)
+
+    def _bind(self, replica: _Replica, pairs: Sequence[tuple[Tensor, ...]], training: bool) -> None:
+        for norm, (mean, var) in zip(replica.norms, pairs, strict=True):
             norm.training, norm.momentum, norm.running_mean, norm.running_var = training, 1.0, mean, var
 
     def _source_statistics(self) -> Tensor:
@@ -668,7 +870,13 @@ class Classifier:
 
 def _batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance over everything but the channels, outside the graph."""
-    var, mean = torch.var_mean(x.detach(), dim=[0, *range(2, x.dim())], correction=0)
+    x = x.detach()
+    if x.dtype in (torch.bfloat16, torch.float16):
+        if x.is_cuda:
+            mean, inverse = torch.batch_norm_stats(x, 0.0)  # float32, without a copy of x in float32
+            return mean, inverse.square().reciprocal()
+        x = x.float()
+    var, mean = torch.var_mean(x, dim=[0, *range(2, x.dim())], correction=0)
     return mean, var
 
 

@@ -12,7 +12,8 @@ from wise_atta.guard import Guard
 from wise_atta.methods import Method
 from wise_atta.model import Classifier
 
-_CLASSIFIER = ("head", "classes", "mean", "std", "prior", "ema_weight", "statistics")
+_FAST = ("precision", "channels_last", "compile", "graphs", "checkpointing")
+_CLASSIFIER = ("head", "classes", "mean", "std", "prior", "ema_weight", "statistics", *_FAST)
 _ADAPTER = ("annotator", "context", "late_weight", "late_limit", "expires_after", "shadow", "guard")
 
 

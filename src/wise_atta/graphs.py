@@ -1,0 +1,261 @@
+"""Can a forward and its backward be launched at once? CUDA graphs of a network, for batches of one shape."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from wise_atta.stream import Inputs, leaves, tree_map
+
+_log = logging.getLogger("wise_atta.graphs")
+# Batches of one shape, one after the other, before their shape is worth a graph; and runs before one is recorded.
+_PATIENCE = 2
+_WARMUP = 3
+
+
+class Recorded(Protocol):
+    """What a network leaves behind in the memory of its graph: outputs, and any tensors of its own beside them."""
+
+    logits: Tensor
+    features: Tensor
+
+
+class Network(Protocol):
+    """Runs the network on given memory: inputs, the adapted values as one vector and as tensors, moving statistics."""
+
+    def __call__(self, inputs: Inputs, tensors: dict[str, Tensor], running: Tensor | None, grad: bool) -> Recorded: ...
+
+
+class _Token:
+    """Alive as long as a graph of autograd needs what the last forward left behind; `done` once it was used."""
+
+    done = False
+
+
+class Plan:
+    """One network, recorded for one shape of inputs: a graph of its forward and, with `grad`, one of its backward.
+
+    Everything is in memory of its own. A call copies inputs and adapted values in and results out, so nothing that
+    others hold ever changes.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        views: Callable[[Tensor], dict[str, Tensor]],
+        inputs: Inputs,
+        flat: Tensor,
+        running: Tensor | None,
+        grad: bool,
+    ) -> None:
+        self.stream = torch.cuda.current_stream()
+        self.inputs: Inputs = tree_map(torch.clone, inputs)
+        self.flat = flat.detach().clone()
+        self.running = None if running is None else running.clone()
+        self.grad = grad
+        self._lock = threading.Lock()
+        self._token: weakref.ref[_Token] | None = None
+        self._backward: torch.cuda.CUDAGraph | None = None
+        tensors = views(self.flat)
+        for tensor in tensors.values():
+            tensor.requires_grad_(grad)
+        aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with _benchmarked(), torch.set_grad_enabled(grad):
+            self._warm_up(aside, network, tensors)
+            self._forward = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._forward, stream=aside, capture_error_mode="thread_local"):
+                self.recorded = network(self.inputs, tensors, self.running, grad)
+            self.logits, self.features = self.recorded.logits, self.recorded.features
+            if grad:
+                self._record_backward(aside, tensors, views)
+        self.recorded.logits = self.logits = self.logits.detach()
+        self.recorded.features = self.features = self.features.detach()
+
+    def _warm_up(self, aside: torch.cuda.Stream, network: Network, tensors: dict[str, Tensor]) -> None:
+        """Let libraries choose their kernels and compilers compile, before anything is recorded."""
+        aside.wait_stream(self.stream)
+        with torch.cuda.stream(aside):
+            for _ in range(_WARMUP):
+                out = network(self.inputs, tensors, self.running, self.grad)
+                if self.grad:
+                    outputs = [out.logits, out.features]
+                    _gradients(outputs, tensors, [torch.zeros_like(output) for output in outputs])
+        self.stream.wait_stream(aside)
+
+    def _record_backward(
+        self, aside: torch.cuda.Stream, tensors: dict[str, Tensor], views: Callable[[Tensor], dict[str, Tensor]]
+    ) -> None:
+        outputs = [self.logits, self.features]
+        self._given = [torch.zeros_like(output) for output in outputs]
+        self.gradient = torch.zeros_like(self.flat)
+        places = views(self.gradient)
+        self._backward = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(
+            self._backward, pool=self._forward.pool(), stream=aside, capture_error_mode="thread_local"
+        ):
+            # What the forward saved must stay: a rule may take two gradients of one forward.
+            found = _gradients(outputs, tensors, self._given, retain_graph=True)
+            torch._foreach_copy_(list(places.values()), found)
+
+    def fits(self) -> bool:
+        """Whether it can be used now: on the stream it was made for, and not while an earlier forward is in use."""
+        token = None if self._token is None else self._token()
+        return torch.cuda.current_stream() == self.stream and (token is None or token.done)
+
+    def done(self) -> None:
+        """The gradient of the last forward was taken, and nobody will ask for another."""
+        token = None if self._token is None else self._token()
+        if token is not None:
+            token.done = True
+
+    def replay(self, inputs: Inputs, flat: Tensor, running: Tensor | None) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Logits, features and the network's other tensors for these inputs and values, as tensors of their own."""
+        with self._lock:
+            torch._foreach_copy_(list(leaves(self.inputs)), list(leaves(inputs)))
+            self.flat.copy_(flat)
+            if self.running is not None and running is not None:
+                self.running.copy_(running)
+            self._forward.replay()
+            return self.logits.clone(), self.features.clone(), [t.clone() for t in extras(self.recorded)]
+
+    def backward(self, given: Sequence[Tensor | None]) -> Tensor:
+        """The gradient of all adapted values, as one vector, for gradients of logits and features."""
+        assert self._backward is not None
+        with self._lock:
+            for place, gradient in zip(self._given, given, strict=True):
+                if gradient is None:
+                    place.zero_()
+                else:
+                    place.copy_(gradient)
+            self._backward.replay()
+            return self.gradient.clone()
+
+    def lend(self) -> _Token:
+        token = _Token()
+        self._token = weakref.ref(token)
+        return token
+
+
+def extras(recorded: Any) -> list[Tensor]:
+    """The tensors beside logits and features that a forward fills in: statistics of its batch."""
+    used = recorded.statistics
+    return [] if used is None else [t for t in (used.values, used.moments) if t is not None]
+
+
+class _Replayed(torch.autograd.Function):
+    """A recorded network as one node of a graph of autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, call: tuple[Any, ...], views: Any, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        logits, features, rest = plan.replay(*call[:3])
+        call[3].extend(rest)
+        ctx.plan, ctx.views, ctx.token = plan, views, plan.lend()
+        ctx.set_materialize_grads(False)
+        return logits, features
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor | None) -> Any:
+        current = None if ctx.plan._token is None else ctx.plan._token()
+        if current is not ctx.token:
+            raise RuntimeError("a later forward has taken the memory of this one: its gradient was asked for too late")
+        return None, None, None, *ctx.views(ctx.plan.backward(given)).values()
+
+
+class Graphs:
+    """Records forwards of a network that come again and again in one shape, and replays them.
+
+    One plan at a time for forwards with gradients and one for those without; another shape that comes often enough
+    takes its place. A network that cannot be recorded runs as before.
+    """
+
+    def __init__(self, network: Network, views: Callable[[Tensor], dict[str, Tensor]]) -> None:
+        self._network = network
+        self._views = views
+        self._plans: dict[bool, tuple[Any, Plan]] = {}
+        self._seen: dict[bool, tuple[Any, int]] = {}
+        self._refused = False
+        self._lock = threading.RLock()
+
+    def run(
+        self, inputs: Inputs, flat: Tensor, tensors: dict[str, Tensor], running: Tensor | None, grad: bool
+    ) -> tuple[Tensor, Tensor, list[Tensor], Any] | None:
+        """Logits, features, other tensors and what was recorded; None where the forward must be run as it is."""
+        with self._lock:
+            plan = self._plan(inputs, flat, running, grad)
+            if plan is None or not plan.fits():
+                return None
+            if not grad:
+                return *plan.replay(inputs, flat, running), plan.recorded
+            rest: list[Tensor] = []
+            logits, features = _Replayed.apply(plan, (inputs, flat, running, rest), self._views, *tensors.values())
+            return logits, features, rest, plan.recorded
+
+    def done(self) -> None:
+        """The gradient of the last forward was taken."""
+        if True in self._plans:
+            self._plans[True][1].done()
+
+    def _plan(self, inputs: Inputs, flat: Tensor, running: Tensor | None, grad: bool) -> Plan | None:
+        kind = (_shape(inputs), running is None)
+        known = self._plans.get(grad)
+        if known is not None and known[0] == kind:
+            return known[1]
+        if self._refused:
+            return None
+        before, times = self._seen.get(grad, (None, 0))
+        times = times + 1 if before == kind else 1
+        self._seen[grad] = (kind, times)
+        if times <= _PATIENCE or (known is not None and not known[1].fits()):
+            return None
+        # The old plan's memory is free before the new one takes its own.
+        self._plans.pop(grad, None)
+        del known
+        try:
+            plan = Plan(self._network, self._views, inputs, flat, running, grad)
+        except RuntimeError as error:
+            self._refused = True
+            _log.warning("the network cannot be recorded as a CUDA graph and runs without: %s", error)
+            return None
+        self._plans[grad] = (kind, plan)
+        return plan
+
+
+def _shape(tree: Inputs) -> Any:
+    """What tells one shape of inputs from another: the tree with shapes and dtypes for leaves."""
+    if isinstance(tree, Tensor):
+        return tuple(tree.shape), tree.dtype
+    if isinstance(tree, Mapping):
+        return tuple((name, _shape(part)) for name, part in tree.items())
+    return tuple(_shape(part) for part in tree)
+
+
+def _gradients(
+    outputs: Sequence[Tensor], tensors: dict[str, Tensor], given: Sequence[Tensor], retain_graph: bool = False
+) -> tuple[Tensor, ...]:
+    pairs = [(output, gradient) for output, gradient in zip(outputs, given, strict=True) if output.requires_grad]
+    return torch.autograd.grad(
+        [output for output, _ in pairs],
+        list(tensors.values()),
+        [gradient for _, gradient in pairs],
+        retain_graph=retain_graph,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+
+
+@contextlib.contextmanager
+def _benchmarked() -> Iterator[None]:
+    """Let cuDNN try its algorithms and keep the fastest: what is recorded is run very often."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
