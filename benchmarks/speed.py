@@ -87,7 +87,7 @@ EAGER = Mode("eager")
 GRAPHS = Mode("graphs", {"graphs": True})
 COMPILE = Mode("compile", {"compile": True})
 BOTH = Mode("compile + graphs", {"compile": True, "graphs": True})
-CHECKPOINT = Mode("checkpoint", {"checkpoint": True})
+CHECKPOINT = Mode("checkpointing", {"checkpointing": True})
 
 GROUPS = {
     "cuda": [
