@@ -227,7 +227,8 @@ class Adapter:
     def _infer(self, batch: Batch) -> Prediction:
         forward = self._answering(batch.inputs)
         logits = forward.logits if self.shadow else self.update.output(forward)
-        self._require_finite(batch.inputs, logits, bool(_all_finite(batch.inputs, forward.logits)))
+        (all_finite,) = self._read(_all_finite(batch.inputs, forward.logits).double().unsqueeze(0))
+        self._require_finite(batch.inputs, logits, bool(all_finite))
         return Prediction(logits, spent=self.policy.spent, allowed=self.policy.allowed)
 
     def _predict(self, batch: Batch, count: int, ask: bool, learn: bool) -> Prediction:
@@ -241,9 +242,9 @@ class Adapter:
         # The one copy to the host of this batch: the score and whether all is finite.
         finite = _all_finite(batch.inputs, logits)
         if ask:
-            score, all_finite = torch.stack([self.utility(view).double(), finite.double()]).tolist()
+            all_finite, score = self._read(torch.stack([finite.double(), self.utility(view).double()]))
         else:
-            score, all_finite = float("nan"), finite.item()
+            (all_finite,), score = self._read(finite.double().unsqueeze(0)), float("nan")
         self._require_finite(batch.inputs, logits, bool(all_finite))
         scored = self._answering(batch.inputs).logits if self.shadow else self.update.output(forward)
 
@@ -254,7 +255,7 @@ class Adapter:
             before = self.selector.state_dict()
             try:
                 rows = self.selector.pick(view, granted) if granted else []
-                queries = [Query.of(batch, number, row, logits) for row in rows]
+                queries = self._questions(batch, number, rows, logits)
                 self._ask(queries, forward, logits.shape[1])
             except BaseException:
                 if not self._free:
@@ -283,6 +284,14 @@ class Adapter:
         out._work = self.classifier.work - work
         out._seconds = time.perf_counter() - began
         return out
+
+    def _read(self, numbers: Tensor) -> list[float]:
+        """Bring to the host whether all is finite and, where there is one, the score."""
+        read: list[float] = numbers.tolist()
+        return read
+
+    def _questions(self, batch: Batch, number: int, rows: Sequence[int], logits: Tensor) -> list[Query]:
+        return [Query.of(batch, number, row, logits) for row in rows]
 
     def _view(self, number: int, forward: Forward) -> View:
         # The closures must not hold the forward: a view may outlive its graph.
