@@ -186,16 +186,12 @@ def test_secrets_are_neither_stored_nor_logged(tmp_path: Path, caplog: pytest.Lo
     assert all(secret.encode() not in path.read_bytes() for path in tmp_path.iterdir())
 
 
-def test_callers_who_hurry_or_guess_have_to_wait(tmp_path: Path) -> None:
-    with running(tmp_path, loopback=False, limits=Limits(rate=0.001, burst=3, failures=2)) as (client, service):
+def test_callers_who_hurry_have_to_wait(tmp_path: Path) -> None:
+    with running(tmp_path, loopback=False, limits=Limits(rate=0.001, burst=3)) as (client, service):
         headers = token(service, "a", "admin")
         replies = [client.get("/queries", headers=headers) for _ in range(4)]
         assert [reply.status_code for reply in replies] == [200, 200, 200, 429]
         assert int(replies[-1].headers["retry-after"]) > 1
-        other = token(service, "b", "admin")
-        guesses = [client.get("/queries", headers={"Authorization": "Bearer wa_1_1"}) for _ in range(3)]
-        assert [reply.status_code for reply in guesses] == [401, 401, 429]
-        assert client.get("/queries", headers=other).status_code == 429  # from the same address
 
 
 def test_pages_of_other_sites_and_names_of_other_hosts_are_refused(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 # Annotations are needed as values here: FastAPI reads them, and some name what only `create_app` knows.
 
 import asyncio
-import json
 import logging
 import math
 import secrets
@@ -121,7 +120,7 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
         responses=_REFUSALS,
     )
     app.state.service, app.state.gate = service, gate
-    app.add_middleware(Shield, max_body=limits.body, is_open=lambda: gate.is_open)
+    app.add_middleware(Shield, max_body=limits.body, patience=limits.patience, is_open=lambda: gate.is_open)
 
     @app.middleware("http")
     async def measure(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -138,10 +137,10 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
     def allow(*roles: str) -> Callable[[Request], Caller]:
         def check(request: Request) -> Caller:
             address = request.client.host if request.client else "nowhere"
-            _slow_down(failures.wait(address))
-            caller = gate.caller(request.headers.get("authorization"))
+            # Many callers may share an address, that of a proxy: those who guess must not keep out those who know.
+            caller = gate.caller(request.headers.get("authorization"), look=not failures.wait(address))
             if caller is None:
-                failures.take(address)
+                _slow_down(failures.take(address))
                 raise HTTPException(401, "send a token: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
             _slow_down(buckets.take(caller.name))
             if not any(caller.may(role) for role in roles):
@@ -431,11 +430,13 @@ async def _samples(request: Request, service: Service, pool: ThreadPoolExecutor)
     body = await request.body()
     if kind == "application/json":
         try:
-            parsed = api.Pictures.model_validate(json.loads(body))
+            # Up to the size of a whole request: too long to keep everybody else waiting.
+            parsed = await loop.run_in_executor(pool, api.Pictures.model_validate_json, body)
         except ValidationError as error:
-            raise HTTPException(422, _reasons(error.errors())) from error
-        except (ValueError, RecursionError) as error:
-            raise HTTPException(400, "the body is not JSON") from error
+            problems = error.errors(include_input=False, include_url=False)
+            if problems[0]["type"] == "json_invalid":
+                raise HTTPException(400, "the body is not JSON") from error
+            raise HTTPException(422, _reasons(problems[:20])) from error
         return await loop.run_in_executor(pool, intake.encoded, parsed.pictures)
     if kind in ("application/x-npy", "application/octet-stream") or kind.startswith("image/"):
         return await loop.run_in_executor(pool, intake.files, [body])

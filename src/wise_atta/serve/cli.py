@@ -138,6 +138,7 @@ def run(model: str, settings: Settings, host: str, port: int) -> None:
 
     from wise_atta.serve.app import create_app
     from wise_atta.serve.service import Service
+    from wise_atta.serve.shield import Patient
 
     loopback = is_loopback(host)
     if not loopback:
@@ -153,6 +154,10 @@ def run(model: str, settings: Settings, host: str, port: int) -> None:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=30,
+        http=Patient,
+        ws="none",
+        # Below the number of files that a process may usually have open: the ledger needs some too.
+        limit_concurrency=900,
     )
 
 

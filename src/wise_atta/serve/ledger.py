@@ -36,7 +36,8 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from wise_atta import errors
@@ -220,12 +221,15 @@ class Ledger:
         self._writing = _engine(url, "BEGIN IMMEDIATE")
         self._reading = _engine(url, "BEGIN")
         self.is_sqlite = self._writing.dialect.name == "sqlite"
-        if exclusive:
-            self._take_lock()
         try:
+            _make_private(self._writing.url)
+            if exclusive:
+                self._take_lock()
             migrate(self._writing)
-        except BaseException:
+        except BaseException as error:
             self.close()
+            if isinstance(error, OperationalError | OSError):
+                raise errors.BadConfig(f"the database cannot be opened: {error}") from error
             raise
         self._work: queue.SimpleQueue[_Work[Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
@@ -301,7 +305,6 @@ class Ledger:
             path = self._writing.url.database
             if not path or path == ":memory:":
                 raise errors.BadConfig("a ledger in memory would forget everything: give a file, sqlite:///name.db")
-            Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
             file = Path(f"{path}.lock").open("wb")  # noqa: SIM115  # held as long as the ledger is
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -325,7 +328,13 @@ class Ledger:
 
 
 def _engine(url: str, begin: str) -> Engine:
-    engine = create_engine(url, json_serializer=lambda value: json.dumps(value, separators=(",", ":")))
+    try:
+        engine = create_engine(url, json_serializer=lambda value: json.dumps(value, separators=(",", ":")))
+    except ModuleNotFoundError as error:
+        raise errors.MissingExtra(f"{error.name} is not there: pip install 'wise-atta[postgres]'") from error
+    except ArgumentError as error:
+        # The URL is not repeated: it may hold a password.
+        raise errors.BadConfig("the database is no URL of a known kind: write one like sqlite:///name.db") from error
     if engine.dialect.name == "sqlite":
 
         @event.listens_for(engine, "connect")
@@ -342,6 +351,14 @@ def _engine(url: str, begin: str) -> Engine:
     elif engine.dialect.name != "postgresql":
         raise errors.BadConfig(f"{engine.dialect.name}: the ledger lives in SQLite or PostgreSQL")
     return engine
+
+
+def _make_private(url: URL) -> None:
+    """Create the file of a SQLite database for nobody but its owner: it holds pictures. Its log gets the same mode."""
+    if url.get_backend_name() == "sqlite" and url.database and not url.database.startswith((":memory:", "file:")):
+        path = Path(url.database).absolute()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)
 
 
 def migrate(engine: Engine) -> None:

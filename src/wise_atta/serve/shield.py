@@ -1,7 +1,8 @@
-"""What is refused before anybody looks at it? Bodies without end, pages of other sites, and names of other hosts."""
+"""What is refused before anybody looks at it? Requests without end, pages of other sites, and names of other hosts."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -9,11 +10,16 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from wise_atta.serve.config import is_loopback
 
 # Bodies of all calls but /predict are small.
 SMALL = 2**20
+# What a link on another site may lead to. Calls answer to our own pages and to programs.
+LINKED = ("/", "/label")
+# What a proxy adds: behind one, whoever seems to be on this machine may be anywhere.
+FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -38,14 +44,17 @@ class Shield:
         What it protects.
     max_body
         Bytes that `/predict` may be sent.
+    patience
+        Seconds within which a request has to arrive in whole.
     is_open
         Whether everybody is let in without a token: then a browser of this machine is the only thing between other
         sites and the service, and a name that somebody else's DNS resolves to this machine is no name of ours.
     """
 
-    def __init__(self, app: ASGIApp, *, max_body: int, is_open: Callable[[], bool]) -> None:
+    def __init__(self, app: ASGIApp, *, max_body: int, patience: float, is_open: Callable[[], bool]) -> None:
         self.app = app
         self.max_body = max_body
+        self.patience = patience
         self.is_open = is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -61,23 +70,32 @@ class Shield:
             await send(message)
 
         limit = self.max_body if scope["path"] == "/predict" else SMALL
-        refused = self._refuse(Headers(scope=scope), limit)
+        refused = self._refuse(scope["path"], Headers(scope=scope), limit)
         if refused is not None:
             await refused(scope, receive, safe_send)
             return
-        received = 0
+        received, whole = 0, False
+        deadline = asyncio.get_running_loop().time() + self.patience
 
         async def bounded() -> Message:
-            nonlocal received
-            message = await receive()
+            nonlocal received, whole
+            if whole:
+                # Nothing but the end of the connection is waited for, which may take its time.
+                return await receive()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, f"the body did not come within {self.patience:g} seconds") from None
             received += len(message.get("body", b""))
+            whole = not message.get("more_body", False)
             if received > limit:
                 raise HTTPException(413, f"the body is larger than {limit} bytes")
             return message
 
         await self.app(scope, bounded, safe_send)
 
-    def _refuse(self, headers: Headers, limit: int) -> JSONResponse | None:
+    def _refuse(self, path: str, headers: Headers, limit: int) -> JSONResponse | None:
         length = headers.get("content-length")
         if length is not None and not (length.isascii() and length.isdigit()):
             return JSONResponse({"detail": "Content-Length is not a number"}, 400)
@@ -88,11 +106,55 @@ class Shield:
         # A page of another site cannot make a browser call us in its user's name.
         if origin is not None and _netloc(origin) != host.lower():
             return JSONResponse({"detail": "calls from pages of other sites are refused"}, 403)
-        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
+        linked = path in LINKED and headers.get("sec-fetch-mode") == "navigate"
+        if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not linked:
             return JSONResponse({"detail": "calls from pages of other sites are refused"}, 403)
-        if self.is_open() and not is_loopback(_hostname(host)):
+        if self.is_open() and (not is_loopback(_hostname(host)) or any(name in headers for name in FORWARDED)):
             return JSONResponse({"detail": "this service answers to localhost only as long as it has no tokens"}, 403)
         return None
+
+
+class Patient(H11Protocol):
+    """HTTP that hangs up on whoever does not say in time what they want.
+
+    The server itself waits without end for the rest of a header, and for the rest of a body that was refused; whoever
+    opens many such connections would keep everybody else out.
+    """
+
+    patience = 10.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._hurry: asyncio.TimerHandle | None = None
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._relax()
+
+    @property
+    def _idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _watch(self) -> None:
+        if not self._idle:
+            self._relax()
+        elif self._hurry is None and not self.transport.is_closing():
+            self._hurry = self.loop.call_later(self.patience, self._hang_up)
+
+    def _relax(self) -> None:
+        if self._hurry is not None:
+            self._hurry.cancel()
+            self._hurry = None
+
+    def _hang_up(self) -> None:
+        self._hurry = None
+        if self._idle:
+            self.transport.close()
 
 
 def _netloc(url: str) -> str | None:
