@@ -1,0 +1,242 @@
+"""Does `value` say what a slow count says, compare equal pictures only, and refuse what cannot be compared?"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bench.made import made
+from numpy.typing import NDArray
+
+from wise_atta import errors, rng
+from wise_atta.bench import runs as read
+from wise_atta.bench.runs import Run
+from wise_atta.bench.value import Value, value
+
+BATCHES, BATCH = 24, 8
+DOMAINS = ["fog"] * 12 + ["snow"] * 12
+
+
+def mistakes(share: float, who: str, seed: int = 0) -> NDArray[np.bool_]:
+    return rng.numpy(seed, who).random((BATCHES, BATCH)) < share
+
+
+def every(step: int) -> dict[int, list[int]]:
+    """One question in every so many batches."""
+    return {number: [number % BATCH] for number in range(0, BATCHES, step)}
+
+
+def some(folder: Path) -> list[Run]:
+    """Two methods without labels, and one that asks at three ratios with two seeds; each picture comes twice."""
+    shared: dict[str, Any] = {"domains": DOMAINS, "pictures": np.tile(np.arange(BATCHES * BATCH // 2), 2)}
+    found = [
+        made(folder / "source", mistakes(0.5, "source"), method="source", **shared),
+        made(folder / "tent", mistakes(0.3, "tent"), method="tent", **shared),
+        made(folder / "never", mistakes(0.35, "never"), method="wise", policy="never", **shared),
+    ]
+    for (ratio, share), seed in itertools.product(((0.125, 0.4), (0.25, 0.31), (1.0, 0.15)), (0, 41)):
+        asks = {"policy": "paced", "ratio": ratio, "seed": seed, "picked": every(round(1 / ratio))}
+        wrong = mistakes(share, f"wise {ratio}", seed)
+        found.append(made(folder / f"wise-{ratio}-{seed}", wrong, method="wise", **asks, **shared))
+    return found
+
+
+def slow_difference(ours: list[Run], theirs: list[Run], never_asked: bool) -> float:
+    """Sample by sample, pair of runs by pair of runs."""
+    apart = seen = 0
+    for one, other in itertools.product(ours, theirs):
+        asked = {n for run in (one, other) for n, mark in zip(run.pictures, run.picked, strict=True) if mark}
+        for place, picture in enumerate(one.pictures):
+            if never_asked and picture in asked:
+                continue
+            apart += int(other.hits[place]) - int(one.hits[place])
+            seen += 1
+    return 100 * apart / seen
+
+
+@pytest.fixture(scope="module")
+def made_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
+    return some(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def found(made_runs: list[Run]) -> Value:
+    return value(made_runs, replicates=400)
+
+
+def test_the_baseline_is_the_best_that_asks_for_nothing(found: Value, made_runs: list[Run]) -> None:
+    assert found.baseline == "tent" and found.best.error.mean == pytest.approx(made_runs[1].results["error"])
+    assert found.asking == ["wise, paced"]
+    assert {point.method: point.kind for point in found.points} == {
+        "source": "unlabelled",
+        "tent": "unlabelled",
+        "wise, no labels": "unlabelled",
+        "wise, paced": "asking",
+    }
+
+
+def test_errors_and_differences_are_those_of_a_slow_count(found: Value, made_runs: list[Run]) -> None:
+    source, tent, never, *asking = made_runs
+    for place, point in enumerate(found.of("wise, paced")):
+        ours = asking[2 * place : 2 * place + 2]
+        assert (point.ratio, point.runs) == (ours[0].experiment["ratio"], 2)
+        assert point.labels == len(every(round(1 / point.ratio)))
+        assert point.error.mean == pytest.approx(np.mean([run.results["error"] for run in ours]))
+        assert point.error_never_asked == pytest.approx(np.mean([run.results["error_never_asked"] for run in ours]))
+        assert point.against is not None and point.alone is not None
+        assert (point.against.to, point.alone.to) == ("tent", "wise, no labels")
+        for difference, other in ((point.against, tent), (point.alone, never)):
+            assert difference.never_asked is not None and difference.per_100 is not None
+            assert difference.all.mean == pytest.approx(slow_difference(ours, [other], False))
+            assert difference.never_asked.mean == pytest.approx(slow_difference(ours, [other], True))
+            assert difference.per_100.mean == pytest.approx(-100 * difference.all.mean / point.labels)
+            assert difference.all.low <= difference.all.mean <= difference.all.high
+
+
+def test_break_even_lies_between_the_ratios_where_the_sign_turns(found: Value) -> None:
+    (even,) = found.break_even
+    zero, *curve = found.of("wise, no labels") + found.of("wise, paced")
+    at = [point.against.all.mean for point in curve if point.against is not None]
+    assert zero.against is not None and zero.against.all.mean > 0 and at[0] > 0
+    place = next(place for place, difference in enumerate(at) if difference < 0)
+    before, after = curve[place - 1].ratio, curve[place].ratio
+    assert even.ratio == pytest.approx(before + (after - before) * at[place - 1] / (at[place - 1] - at[place]))
+    assert even.low is not None and even.high is not None and even.low <= even.ratio <= even.high
+    assert not even.at_most and even.told_apart == 1.0
+    assert "from" in even.words() and "told apart from it at 1" in even.words()
+
+
+def test_a_method_that_is_never_better_is_said_to_be(tmp_path: Path) -> None:
+    tent = made(tmp_path / "tent", mistakes(0.1, "tent"), method="tent")
+    wise = made(tmp_path / "wise", mistakes(0.6, "wise"), ratio=0.5, picked=every(2))
+    (even,) = value([tent, wise], replicates=50).break_even
+    assert even.ratio is even.low is even.high is even.told_apart is None
+    assert even.words() == "wise: never better than tent within what was run, up to 0.5 labels a batch"
+
+
+def test_a_method_that_is_better_at_once_is_said_to_be(tmp_path: Path) -> None:
+    tent = made(tmp_path / "tent", mistakes(0.6, "tent"), method="tent")
+    wise = made(tmp_path / "wise", mistakes(0.1, "wise"), ratio=0.5, picked=every(2))
+    (even,) = value([tent, wise], replicates=50).break_even
+    assert even.at_most and even.ratio == 0.5 and "already at 0.5 labels a batch, the fewest run" in even.words()
+
+
+def test_labels_that_are_only_remembered_buy_nothing_on_other_pictures(tmp_path: Path) -> None:
+    """All that the asking run has right beyond the other are the pictures that it asked for."""
+    wrong = np.ones((BATCHES, BATCH), dtype=bool)
+    wise = wrong.copy()
+    for number, places in every(2).items():
+        wise[number, places] = False
+    runs = [
+        made(tmp_path / "bn", wrong, method="bn"),
+        made(tmp_path / "wise", wise, ratio=0.5, picked=every(2)),
+    ]
+    against = value(runs, replicates=50).of("wise")[0].against
+    assert against is not None and against.never_asked is not None
+    assert against.all.mean == pytest.approx(-100 * 12 / (BATCHES * BATCH))
+    assert (against.never_asked.mean, against.never_asked.low, against.never_asked.high) == (0, 0, 0)
+
+
+def test_pairs_are_surer_than_two_runs_apart(tmp_path: Path) -> None:
+    """Mistakes that both make cancel: the difference is known better than either error."""
+    hard = mistakes(0.4, "hard")
+    runs = [
+        made(tmp_path / "tent", hard | mistakes(0.02, "a"), method="tent", domains=DOMAINS),
+        made(tmp_path / "wise", hard, ratio=0.5, picked=every(2), domains=DOMAINS),
+    ]
+    found = value(runs, replicates=300)
+    against, error = found.of("wise")[0].against, found.of("wise")[0].error
+    assert against is not None
+    assert against.all.high - against.all.low < 0.6 * (error.high - error.low)
+
+
+def test_the_same_seed_gives_the_same_intervals_another_gives_others(made_runs: list[Run], found: Value) -> None:
+    assert value(made_runs, replicates=400).to_dict() == found.to_dict()
+    other = value(made_runs, replicates=400, seed=1)
+    assert other.best.error.mean == found.best.error.mean and other.best.error != found.best.error
+
+
+def test_streams_of_several_seeds_are_compared_within_each(tmp_path: Path) -> None:
+    runs = []
+    for seed in range(6):
+        shift = 0.02 * seed
+        runs.append(
+            made(tmp_path / f"tent{seed}", mistakes(0.3 + shift, "tent", seed), method="tent", stream_seed=seed)
+        )
+        wrong = mistakes(0.2 + shift, "wise", seed)
+        runs.append(made(tmp_path / f"wise{seed}", wrong, ratio=0.5, picked=every(2), stream_seed=seed))
+    point = value(runs, replicates=2000).of("wise")[0]
+    pairs = [b.results["error"] - a.results["error"] for a, b in zip(runs[::2], runs[1::2], strict=True)]
+    assert point.against is not None and point.against.all.mean == pytest.approx(np.mean(pairs))
+    half = (point.against.all.high - point.against.all.low) / 2
+    assert half == pytest.approx(1.96 * np.std(pairs, ddof=1) / np.sqrt(6), rel=0.15)
+    with pytest.raises(errors.DataError, match=r"tent with ratio 0 has no run on the stream with seed 3"):
+        value([run for run in runs if run.name != "tent3"], replicates=10)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"severity": 3}, "severity is 5 in the first and 3 in the second"),
+        ({"protocol": "ftta"}, "protocol is 'ctta' in the first and 'ftta' in the second"),
+        ({"weights": "others"}, "the model's weights is 'weights' in the first and 'others' in the second"),
+        ({"pixels": "others"}, "describe the same stream but saw other pictures or another order"),
+        ({"pictures": np.arange(BATCHES * BATCH)[::-1]}, "saw other pictures or another order"),
+        ({"domains": ["fog"] * 13 + ["snow"] * 11}, "saw other pictures or another order"),
+    ],
+)
+def test_runs_over_different_streams_are_refused(tmp_path: Path, other: dict[str, Any], said: str) -> None:
+    tent = made(tmp_path / "tent", mistakes(0.3, "tent"), method="tent", domains=DOMAINS)
+    fields = {"ratio": 0.5, "picked": every(2), "domains": DOMAINS, **other}
+    wise = made(tmp_path / "wise", mistakes(0.2, "wise"), **fields)
+    with pytest.raises(errors.DataError, match=said) as raised:
+        value([tent, wise])
+    assert str(tmp_path / "tent") in str(raised.value) and str(tmp_path / "wise") in str(raised.value)
+
+
+def test_late_answers_do_not_make_another_stream(tmp_path: Path) -> None:
+    runs = [made(tmp_path / "tent", mistakes(0.3, "tent"), method="tent")]
+    for delay in (0, 5):
+        runs.append(made(tmp_path / f"{delay}", mistakes(0.2, "wise"), ratio=0.5, picked=every(2), delay=delay))
+    assert value(runs, replicates=10).asking == ["wise", "wise, delay 5"]
+
+
+def test_a_copy_is_no_second_seed_and_two_outcomes_of_one_experiment_are_refused(tmp_path: Path) -> None:
+    tent = made(tmp_path / "tent", mistakes(0.3, "tent"), method="tent")
+    wise = made(tmp_path / "wise", mistakes(0.2, "wise"), ratio=0.5, picked=every(2))
+    copy = made(tmp_path / "copy", mistakes(0.2, "wise"), ratio=0.5, picked=every(2))
+    assert value([tent, wise, copy], replicates=10).of("wise")[0].runs == 1
+    other = made(tmp_path / "other", mistakes(0.2, "other"), ratio=0.5, picked=every(2))
+    with pytest.raises(errors.DataError, match="same experiment with different outcomes"):
+        value([tent, wise, other])
+
+
+def test_something_must_ask_and_something_must_not(tmp_path: Path) -> None:
+    tent = made(tmp_path / "tent", mistakes(0.3, "tent"), method="tent")
+    wise = made(tmp_path / "wise", mistakes(0.2, "wise"), ratio=0.5, picked=every(2))
+    with pytest.raises(errors.BadConfig, match="none of these runs asked"):
+        value([tent])
+    with pytest.raises(errors.BadConfig, match="every one of these runs asked"):
+        value([wise])
+
+
+def test_a_teacher_is_neither_the_baseline_nor_a_person(tmp_path: Path) -> None:
+    runs = [
+        made(tmp_path / "tent", mistakes(0.3, "tent"), method="tent"),
+        made(tmp_path / "cema", mistakes(0.01, "cema"), method="cema", teacher="digits"),
+        made(tmp_path / "wise", mistakes(0.2, "wise"), ratio=0.5, picked=every(2)),
+    ]
+    found = value(runs, replicates=10)
+    assert found.baseline == "tent" and found.asking == ["wise"]
+    assert any("cema (by a teacher)" in line[0] for line in found.table()[1])
+
+
+def test_a_bundle_gives_the_same_answer_as_the_folders(tmp_path: Path, found: Value) -> None:
+    some(tmp_path / "runs")
+    read.bundle([tmp_path / "runs"], tmp_path / "runs.zip", queries=False)
+    bundled = value(read.find([tmp_path / "runs.zip"]).runs, replicates=400)
+    by_folder = value(read.find([tmp_path / "runs"]).runs, replicates=400)
+    assert bundled.to_dict() == by_folder.to_dict()
