@@ -41,10 +41,12 @@ def decode(data: bytes, name: str) -> Image:
     if picture.mode == "RGB":
         return picture
     if picture.mode == "I" or picture.mode.startswith("I;16"):
-        values = np.asarray(picture).astype(np.int64)
+        values = np.asarray(picture)
         if values.min() < 0 or values.max() > 65535:
             raise errors.DataError(f"{name} has grey values outside 16 bits: convert it to 8 bits yourself")
-        return Image.fromarray(((values + 128) // 257).astype(np.uint8)).convert("RGB")
+        # (value + 128) // 257 in 16 bits: a small file may hold many pixels, and wider numbers would fill the memory.
+        whole, rest = np.divmod(values.astype(np.uint16), np.uint16(257))
+        return Image.fromarray((whole + (rest > 128)).astype(np.uint8)).convert("RGB")
     if picture.mode not in ("1", "L", "LA", "P", "PA", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB"):
         raise errors.DataError(f"{name} has pixels of kind {picture.mode!r}: convert it to 8-bit RGB yourself")
     return picture.convert("RGB")
