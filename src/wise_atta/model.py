@@ -765,9 +765,8 @@ class Classifier:
                 yield Statistics(scratch, batch=count)
         elif self.statistics == "renorm":
             moments = self._scratch()
-            self._use(replica, self._scratch(), training=True)
-            renorm = _Renorm(None if running is None else self._pairs(running), self._pairs(moments))
-            with _hooked(replica.norms, None, renorm):
+            self._use(replica, self._scratch() if running is None else running, training=running is None)
+            with _hooked(replica.norms, _Renorm(running is not None, self._pairs(moments))):
                 yield Statistics(moments if running is None else running, moments=moments)
         else:
             scratch = self._scratch()
@@ -777,8 +776,12 @@ class Classifier:
                 before, weight = running, self.ema_weight
             else:
                 before, weight = self._source_statistics(), count / (count + self.prior)
-            with _hooked(replica.norms, _Blend(self._pairs(before), weight)):
+            with _hooked(replica.norms, _Blend(self._pairs(before), weight, self._moments)):
                 yield Statistics(scratch, before=before)
+
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and biased variance of a layer's input."""
+        return _batch_moments(x)
 
     def commit(self, forward: Forward) -> None:
         """Let a moving average of statistics follow the batch of this forward, once."""
@@ -883,42 +886,43 @@ def _batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
 class _Blend:
     """Normalise by (1 − w)·before + w·batch, layer by layer. Gradients take the statistics as constants."""
 
-    def __init__(self, before: list[tuple[Tensor, Tensor]], weight: float) -> None:
+    def __init__(
+        self,
+        before: list[tuple[Tensor, Tensor]],
+        weight: float,
+        moments: Callable[[Tensor], tuple[Tensor, Tensor]],
+    ) -> None:
         self.before = before
         self.weight = weight
+        self.moments = moments
 
     def __call__(self, index: int, norm: _BatchNorm, x: Tensor) -> None:
-        mean, var = _batch_moments(x)
+        mean, var = self.moments(x)
         assert norm.running_mean is not None and norm.running_var is not None
         norm.running_mean.copy_(torch.lerp(self.before[index][0], mean.to(self.before[index][0]), self.weight))
         norm.running_var.copy_(torch.lerp(self.before[index][1], var.to(self.before[index][1]), self.weight))
 
 
 class _Renorm:
-    """Batch renormalisation, layer by layer: y = γ·((x − μ_B)/σ_B·r + d) + β with r = σ_B/σ and d = (μ_B − μ)/σ.
+    """Batch renormalisation, layer by layer: x̂ = (x − μ_B)/σ_B·r + d with r = σ_B/σ and d = (μ_B − μ)/σ.
 
     μ and σ are the running statistics, r and d constants: the value is that of μ and σ, the gradient goes through the
-    batch. Without running statistics yet, r is 1 and d is 0. The kernel gives γ·(x − μ_B)/σ_B + β and leaves the
-    batch's mean and unbiased variance in the layer's buffers; `moments` takes the mean and the biased variance.
+    batch. The layer itself normalises with μ and σ, whatever it does afterwards, so it is given an input of the same
+    value whose gradient goes through μ_B and σ_B. On the first batch there are no running statistics, and nothing to do.
     """
 
-    def __init__(self, running: list[tuple[Tensor, Tensor]] | None, moments: list[tuple[Tensor, Tensor]]) -> None:
+    def __init__(self, running: bool, moments: list[tuple[Tensor, Tensor]]) -> None:
         self.running = running
         self.moments = moments
 
-    def __call__(self, index: int, norm: _BatchNorm, x: Tensor, output: Tensor) -> Tensor:
-        assert norm.running_mean is not None and norm.running_var is not None
-        count = x.numel() // x.shape[1]
-        mean = self.moments[index][0].copy_(norm.running_mean)
-        var = self.moments[index][1].copy_(norm.running_var * ((count - 1) / count))
-        if self.running is None:
-            return output
-        sigma = (self.running[index][1] + norm.eps).sqrt()
-        r, d = (var + norm.eps).sqrt() / sigma, (mean - self.running[index][0]) / sigma
-        if norm.affine:
-            d = norm.weight * d + norm.bias * (1 - r)
-        shape = [1, -1, *[1] * (x.dim() - 2)]
-        return output * r.view(shape).to(output) + d.view(shape).to(output)
+    def __call__(self, index: int, norm: _BatchNorm, x: Tensor) -> Tensor | None:
+        var, mean = torch.var_mean(x, dim=[0, *range(2, x.dim())], correction=0, keepdim=True)
+        self.moments[index][0].copy_(mean.detach().flatten())
+        self.moments[index][1].copy_(var.detach().flatten())
+        if not self.running:
+            return None
+        sigma = (var + norm.eps).sqrt()
+        return (x - mean) / sigma * sigma.detach() + mean.detach()
 
 
 class _Rebias:
@@ -959,18 +963,12 @@ class _Mixture:
 
 
 @contextlib.contextmanager
-def _hooked(
-    norms: Sequence[nn.Module],
-    before: Callable[[int, Any, Tensor], None] | None,
-    after: Callable[[int, Any, Tensor, Tensor], Tensor] | None = None,
-) -> Iterator[None]:
-    """Run `before(index, layer, input)` before every layer's forward, let `after` change its output."""
-    handles = []
-    for index, norm in enumerate(norms):
-        if before is not None:
-            handles.append(norm.register_forward_pre_hook(lambda m, args, i=index: before(i, m, args[0])))
-        if after is not None:
-            handles.append(norm.register_forward_hook(lambda m, args, out, i=index: after(i, m, args[0], out)))
+def _hooked(norms: Sequence[nn.Module], before: Callable[[int, Any, Tensor], Tensor | None]) -> Iterator[None]:
+    """Run `before(index, layer, input)` before every layer's forward; what it gives, if anything, is the new input."""
+    handles = [
+        norm.register_forward_pre_hook(lambda m, args, i=index: before(i, m, args[0]))
+        for index, norm in enumerate(norms)
+    ]
     try:
         yield
     finally:
