@@ -11,6 +11,7 @@ import base64
 import contextlib
 import json
 import os
+import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -209,12 +210,26 @@ def claimed(path: Path) -> Iterator[None]:
 
     try:
         path.mkdir(parents=True, exist_ok=True)
-        file = (path / ".lock").open("w")
+        file = (path / ".lock").open("a+")
     except OSError as error:
         raise errors.DataError(f"results folder {path} is not writable: {error}") from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise errors.DataError(f"{path} is being written by another process: wait for it to end") from error
+            file.seek(0)
+            raise errors.DataError(
+                f"{path} is being written by another process ({file.read() or 'unknown'}): wait for it to end"
+            ) from error
+        file.truncate(0)
+        file.write(f"{os.getpid()} on {platform.node()}")
+        file.flush()
         yield
+
+
+def forget(path: Path) -> None:
+    """Take away a run's card and checkpoint, so that it is run from its beginning."""
+    if path.exists():
+        with claimed(path):
+            for name in ("card.json", "checkpoint.pt"):
+                (path / name).unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import hashlib
 import itertools
+import json
 import math
 import os
 import platform
@@ -124,26 +125,27 @@ def build(
     data: Path | None = None,
     weights: Path | None = None,
     shelf: Shelf | None = None,
+    device: str | None = None,
     nudge: int | None = None,
 ) -> Built:
     """Open data and model and put the method around them. Everything that can be wrong shows here.
 
-    A `shelf` holds streams in memory, for many runs in one process. `nudge` is the number of a run whose weights are
-    moved a little, see `nudged`.
+    A `shelf` holds streams in memory, for many runs in one process. `device` is where it runs instead of where the
+    experiment says. `nudge` is the number of a run whose weights are moved a little, see `nudged`.
     """
-    device = pick_device(experiment.device)
+    where = pick_device(device or experiment.device)
     source = load(experiment.model, weights)
     module = source.module if nudge is None else nudged(source.module, experiment.seed, nudge)
     spec = _cut(experiment.spec(), source, data)
     opener = open_stream if shelf is None else shelf.open
-    stream, truth = opener(spec, data, device=device, workers=experiment.workers)
+    stream, truth = opener(spec, data, device=where, workers=experiment.workers)
     dataset: Dataset | None = getattr(stream, "dataset", None)
     options = _options(experiment, stream.length)
     if experiment.teacher is not None:
-        options["teacher"] = _teacher(load(experiment.teacher, weights), device, dataset)
+        options["teacher"] = _teacher(load(experiment.teacher, weights), where, dataset)
     if experiment.source_data is not None:
         clean = StreamSpec(data=experiment.source_data, batch=experiment.batch, limit=2000, seed=experiment.seed)
-        options["source"] = list(opener(_cut(clean, source, data), data, device=device, workers=experiment.workers)[0])
+        options["source"] = list(opener(_cut(clean, source, data), data, device=where, workers=experiment.workers)[0])
     method = methods.get(experiment.method, **options)
     if (experiment.exhaust or experiment.early) and not isinstance(method.policy, when.Never):
         if stream.length is None:
@@ -165,7 +167,7 @@ def build(
         answers = who.Delayed(answers, batches=experiment.delay, seed=experiment.seed)
     own = {name: getattr(experiment, name) for name in ("statistics", "prior")}
     adapter = adapt(
-        module.to(device),
+        module.to(where),
         method,
         mean=source.mean,
         std=source.std,
@@ -177,7 +179,7 @@ def build(
         expires_after=experiment.expires_after,
         **{name: value for name, value in own.items() if value is not None},
     )
-    return Built(experiment, adapter, method, stream, truth, source, device)
+    return Built(experiment, adapter, method, stream, truth, source, where)
 
 
 def run(
@@ -187,6 +189,7 @@ def run(
     data: Path | None = None,
     weights: Path | None = None,
     shelf: Shelf | None = None,
+    device: str | None = None,
     progress: Progress | None = None,
     checkpoint: int = 100,
     again: bool = False,
@@ -200,6 +203,8 @@ def run(
     ----------
     folder
         Where card, steps and queries go.
+    device
+        Where it runs, instead of where the experiment says: one GPU of several.
     progress
         Called after every batch with (batch, batches, error so far, labels spent).
     checkpoint
@@ -210,7 +215,7 @@ def run(
         return done
     with settings(experiment):
         # Before the folder is made: a description that cannot run leaves nothing behind.
-        built = build(experiment, data=data, weights=weights, shelf=shelf)
+        built = build(experiment, data=data, weights=weights, shelf=shelf, device=device)
         with claimed(folder):
             return _run(built, Folder(folder), progress, checkpoint, again)
 
@@ -423,7 +428,7 @@ def make_card(
     """The run card: the experiment, its results, and all that they depend on."""
     counts, work = built.adapter.counts, recorder.work
     policy = built.adapter.policy
-    return {
+    card = {
         "card_version": CARD_VERSION,
         "digest": built.experiment.digest,
         "experiment": built.experiment.model_dump(mode="json"),
@@ -452,6 +457,9 @@ def make_card(
             "tf32": built.device.type == "cuda" and torch.backends.cudnn.allow_tf32,
         },
     }
+    # As it is read back from its file, tuples as lists.
+    read: dict[str, Any] = json.loads(json.dumps(card))
+    return read
 
 
 def nudged(module: nn.Module, seed: int, number: int) -> nn.Module:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -15,10 +15,11 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from wise_atta import errors, methods
 from wise_atta.bench import ablation, delay, no_harm, rivals
+from wise_atta.bench.engines import Engine
 from wise_atta.bench.experiment import Experiment, read_cards, read_mapping
 from wise_atta.bench.hold import Shelf
 from wise_atta.bench.run import pick_device
-from wise_atta.bench.sweep import Places, Report, expand, sweep
+from wise_atta.bench.sweep import Places, Report, expand, sweep, table
 from wise_atta.bench.tune import LEARNING_RATES, lay_out, tune
 from wise_atta.bench.verify import verify
 
@@ -176,15 +177,59 @@ def _value(text: str) -> Any:
 def sweep_command(
     file: Annotated[Path, typer.Argument(help="Fields of an experiment; those that are lists are the axes.")],
     out: Out = Path("runs/sweep"),
-    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
+    engine: Annotated[
+        str | None, typer.Option(help="inline, process or ray; by default processes where there are several jobs.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(help="Runs at once; by default one, or one a device.")] = None,
+    devices: Annotated[
+        str | None, typer.Option(help="GPUs for the processes in turn, cuda:0,cuda:1; by default all there are.")
+    ] = None,
+    address: Annotated[
+        str | None, typer.Option(help="Of a running Ray cluster; by default one is started here.")
+    ] = None,
+    checkpoint: Annotated[int, typer.Option(min=1, help="Batches between checkpoints.")] = 100,
+    again: Annotated[bool, typer.Option("--again", help="Run finished ones once more.")] = False,
     data: Data = None,
     weights: Weights = None,
     quiet: Quiet = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the cards as JSON.")] = False,
 ) -> None:
-    """Run every combination of a grid; finished runs are not repeated."""
-    with _progress(quiet) as report:
-        cards = sweep(expand(read_mapping(file)), Places(out, data, weights), jobs=jobs, report=report)
-    typer.echo(rivals.error_table(cards))
+    """Run every combination of a grid; finished runs are not repeated, interrupted ones go on, failures stop no other.
+
+    Examples: wise-atta sweep grid.yaml --jobs 4, wise-atta sweep grid.yaml --engine ray --address auto
+    """
+    names = None if devices is None else [name.strip() for name in devices.split(",") if name.strip()]
+    cards: dict[str, dict[str, Any]] = {}
+    runs, failure = expand(read_mapping(file)), None
+    with _progress(quiet or as_json) as show:
+
+        def report(experiment: Experiment, result: dict[str, Any] | errors.WiseAttaError) -> None:
+            show(experiment, result)
+            if isinstance(result, dict):
+                cards[experiment.digest] = result
+
+        try:
+            sweep(
+                runs,
+                Places(out, data, weights),
+                jobs=jobs or len(names or [""]),
+                engine=cast(Engine | None, engine),
+                devices=names,
+                address=address,
+                report=report,
+                again=again,
+                checkpoint=checkpoint,
+            )
+        except errors.WiseAttaError as error:
+            failure = error
+    # In the order of the grid, whichever was over first.
+    found = [cards[run.digest] for run in runs if run.digest in cards]
+    if as_json:
+        typer.echo(json.dumps(found))
+    elif found:
+        typer.echo(table(found))
+    if failure is not None:
+        raise failure
 
 
 @app.command("verify")

@@ -1,21 +1,20 @@
-"""How are many experiments run? A grid is spelled out, run in this process or in several, and gathered as cards."""
+"""How are many experiments run? A grid is spelled out, run by an engine, and gathered as cards."""
 
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from wise_atta import errors
+from wise_atta.bench import engines
+from wise_atta.bench.engines import Engine, Job
 from wise_atta.bench.experiment import Experiment
-from wise_atta.bench.hold import Shelf
-from wise_atta.bench.record import read_json
-from wise_atta.bench.run import run
+from wise_atta.bench.record import forget, read_json
+from wise_atta.bench.table import markdown, rows
 
 # Called when a run is over: its experiment, and its card or what went wrong.
 Report = Callable[[Experiment, "dict[str, Any] | errors.WiseAttaError"], None]
@@ -63,19 +62,32 @@ def sweep(
     places: Places,
     *,
     jobs: int = 1,
+    engine: Engine | None = None,
+    devices: Sequence[str] | None = None,
+    address: str | None = None,
     report: Report | None = None,
     keep: int = 2,
     again: bool = False,
     fresh: bool = False,
+    checkpoint: int = 100,
 ) -> list[dict[str, Any]]:
     """Run experiments that are not finished yet and give all their cards, in order.
 
-    A run that fails does not stop the others; when all are through, the first failure is raised.
+    A run that fails does not stop the others; when all are through, the first failure is raised. Numbers do not depend
+    on the engine.
 
     Parameters
     ----------
     jobs
-        Number of processes. One: this process, with streams held in memory.
+        How many runs at once.
+    engine
+        ``"inline"``: this process, with streams held in memory. ``"process"``: several of this machine. ``"ray"``: a
+        cluster. None: several processes where `jobs` or `fresh` ask for them.
+    devices
+        Given to processes in turn, for experiments on `auto` or `cuda`; None: all GPUs of this machine, if it has
+        several.
+    address
+        Of a Ray cluster that is running; None: one on this machine, for the time being.
     report
         Told about each run when it is over.
     keep
@@ -84,14 +96,27 @@ def sweep(
         Whether finished runs are run once more.
     fresh
         Whether each run gets a process of its own that ends with it.
+    checkpoint
+        Number of batches between checkpoints.
     """
     if not experiments:
         raise errors.BadConfig("the grid holds no run")
-    report = report or (lambda experiment, result: None)
+    if jobs < 1:
+        raise errors.BadConfig(f"jobs={jobs}: at least one run at a time")
+    # The same run asked for twice is run once.
+    todo = list({experiment.digest: experiment for experiment in experiments}.values())
+    if again:
+        for experiment in todo:
+            forget(places.of(experiment))
+    work = [
+        Job(experiment, places.of(experiment), places.data, places.weights, checkpoint=checkpoint, keep=keep)
+        for experiment in todo
+    ]
     results: dict[str, dict[str, Any] | errors.WiseAttaError] = {}
-    for experiment, result in _each(experiments, places, jobs, keep, again, fresh):
-        results[experiment.digest] = result
-        report(experiment, result)
+    for job, result in _each(work, jobs, engine, devices, address, fresh):
+        results[job.experiment.digest] = result
+        if report is not None:
+            report(job.experiment, result)
     for result in results.values():
         if isinstance(result, errors.WiseAttaError):
             raise result
@@ -100,52 +125,55 @@ def sweep(
 
 
 def _each(
-    experiments: Sequence[Experiment], places: Places, jobs: int, keep: int, again: bool, fresh: bool
-) -> Iterator[tuple[Experiment, dict[str, Any] | errors.WiseAttaError]]:
-    if jobs <= 1 and not fresh:
-        for experiment in experiments:
-            yield experiment, _in_worker(experiment, places, keep, again)
-        return
-    pool = ProcessPoolExecutor(
-        jobs,
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=_die_by_interrupt,
-        max_tasks_per_child=1 if fresh else None,
+    work: Sequence[Job],
+    jobs: int,
+    engine: Engine | None,
+    devices: Sequence[str] | None,
+    address: str | None,
+    fresh: bool,
+) -> Iterator[tuple[Job, engines.Result]]:
+    if engine not in (None, *get_args(Engine)):
+        raise errors.unknown("engine", str(engine), get_args(Engine))
+    if address is not None and engine != "ray":
+        raise errors.BadConfig(f"address={address!r} is that of a cluster: say engine='ray' as well")
+    if engine == "ray":
+        return engines.ray(work, jobs, address)
+    if devices is None:
+        here = engines.gpus()
+        devices = here if len(here) > 1 else []
+    if engine == "process" or (engine is None and (jobs > 1 or fresh)):
+        return engines.process(work, jobs, devices, fresh)
+    return engines.inline([job.on(devices[0]) for job in work] if devices else work)
+
+
+def table(cards: Sequence[Mapping[str, Any]]) -> str:
+    """Errors of a grid: a column for every field in which its runs differ, mean and deviation over seeds."""
+    lines = rows(cards)
+    fields = [_flat(row.experiment) for row in lines]
+    names = list(dict.fromkeys(name for each in fields for name in each))
+    axes = [name for name in names if len({json.dumps(each.get(name)) for each in fields}) > 1] or ["method"]
+    header = [*axes, "error %", "never asked %", "labels", "runs"]
+    return markdown(
+        header,
+        [
+            [
+                *("" if each.get(axis) is None else str(each[axis]) for axis in axes),
+                row.text(),
+                row.text("error_never_asked"),
+                f"{row.mean('labels_spent'):.0f}",
+                str(len(row.cards)),
+            ]
+            for row, each in zip(lines, fields, strict=True)
+        ],
     )
-    try:
-        futures: dict[Future[dict[str, Any] | errors.WiseAttaError], Experiment] = {
-            pool.submit(_in_worker, experiment, places, keep, again): experiment for experiment in experiments
-        }
-        waiting: Iterable[Future[dict[str, Any] | errors.WiseAttaError]] = futures
-        while waiting:
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield futures[future], future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
-def _die_by_interrupt() -> None:
-    """Let Ctrl-C end a worker at once: its run goes on from its checkpoint another time."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-_shelf: Shelf | None = None
-
-
-def _in_worker(experiment: Experiment, places: Places, keep: int, again: bool) -> dict[str, Any] | errors.WiseAttaError:
-    global _shelf
-    _shelf = _shelf or Shelf(keep)
-    return _one(experiment, places, _shelf, again)
-
-
-def _one(experiment: Experiment, places: Places, shelf: Shelf, again: bool) -> dict[str, Any] | errors.WiseAttaError:
-    try:
-        return run(
-            experiment, places.of(experiment), data=places.data, weights=places.weights, shelf=shelf, again=again
-        )
-    except errors.WiseAttaError as error:
-        return error
+def _flat(experiment: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields by name, those inside options and stream as `options.lr`."""
+    flat: dict[str, Any] = {}
+    for name, value in experiment.items():
+        flat |= {f"{name}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {name: value}
+    return {name: value for name, value in flat.items() if name not in ("seed", "tag")}
 
 
 def cards(folders: Sequence[Path]) -> list[dict[str, Any]]:

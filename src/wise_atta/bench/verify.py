@@ -38,7 +38,6 @@ def once(
     nudge: int | None = None,
 ) -> dict[str, Any]:
     """The card of a run that leaves nothing on disk."""
-    shelf = None if experiment.data.startswith("python:") else shelf
     with settings(experiment):
         built = build(experiment, data=data, weights=weights, shelf=shelf, nudge=nudge)
         recorder = Recorder(built)

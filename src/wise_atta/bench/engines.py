@@ -1,0 +1,263 @@
+"""Where are many experiments run? In this process, in several of this machine, or on a Ray cluster.
+
+Whatever the engine, a run writes to its own folder, and one whose process dies is taken up again from its checkpoint:
+its rows were cut back to that moment, so nothing is counted twice, and the numbers are those of an undisturbed run.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from wise_atta import errors
+from wise_atta.bench.experiment import Experiment
+from wise_atta.bench.hold import Shelf
+from wise_atta.bench.run import run
+
+Engine = Literal["inline", "process", "ray"]
+Result = dict[str, Any] | errors.WiseAttaError
+
+# How often a run is taken up again whose process died.
+RETRIES = 3
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of many, with all that another process needs to know.
+
+    Parameters
+    ----------
+    experiment, folder, data, weights, checkpoint
+        As `run` takes them.
+    keep
+        How many streams its process holds in memory.
+    threads
+        Of this process: the same elsewhere gives the same sums.
+    device
+        Where to run it instead of where the experiment says.
+    """
+
+    experiment: Experiment
+    folder: Path
+    data: Path | None = None
+    weights: Path | None = None
+    checkpoint: int = 100
+    keep: int = 2
+    threads: int = field(default_factory=torch.get_num_threads)
+    device: str | None = None
+
+    def on(self, device: str | None) -> Job:
+        """The same on a device, unless the experiment itself names one."""
+        return replace(self, device=device) if self.experiment.device in ("auto", "cuda") else self
+
+
+_shelf: Shelf | None = None
+
+
+def perform(job: Job) -> Result:
+    """Run a job and give its card, or what went wrong: no failure of one run is a failure of the others."""
+    global _shelf
+    _shelf = _shelf or Shelf(job.keep)
+    torch.set_num_threads(job.threads)
+    try:
+        return run(
+            job.experiment,
+            job.folder,
+            data=job.data,
+            weights=job.weights,
+            shelf=_shelf,
+            device=job.device,
+            checkpoint=job.checkpoint,
+        )
+    except errors.WiseAttaError as error:
+        return error
+    except Exception as error:
+        failure = errors.WiseAttaError(f"{job.experiment.name} failed: {type(error).__name__}: {error}")
+        failure.add_note(traceback.format_exc())
+        return failure
+
+
+def inline(jobs: Sequence[Job]) -> Iterator[tuple[Job, Result]]:
+    """One after the other in this process, with streams held in memory."""
+    for job in jobs:
+        yield job, perform(job)
+
+
+def gpus() -> list[str]:
+    """The GPUs of this machine."""
+    return [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+
+
+def assign(count: int, devices: Sequence[str]) -> list[str | None]:
+    """Devices for so many processes, in turn.
+
+    >>> assign(3, ["cuda:0", "cuda:1"])
+    ['cuda:0', 'cuda:1', 'cuda:0']
+    >>> assign(2, [])
+    [None, None]
+    """
+    return [devices[number % len(devices)] if devices else None for number in range(count)]
+
+
+class _Slot:
+    """One process at a time, on one device."""
+
+    def __init__(self, device: str | None, fresh: bool) -> None:
+        self.device, self._fresh = device, fresh
+        self._pool: ProcessPoolExecutor | None = None
+
+    def submit(self, job: Job) -> Future[Result]:
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                1,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_die_by_interrupt,
+                max_tasks_per_child=1 if self._fresh else None,
+            )
+        return self._pool.submit(perform, job.on(self.device))
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+
+def _die_by_interrupt() -> None:
+    """Let Ctrl-C end a worker at once: its run goes on from its checkpoint another time."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def process(
+    jobs: Sequence[Job], count: int, devices: Sequence[str] = (), fresh: bool = False
+) -> Iterator[tuple[Job, Result]]:
+    """In so many processes of this machine, each with a device of its own where several are given.
+
+    Parameters
+    ----------
+    count
+        How many processes.
+    devices
+        Given to the processes in turn.
+    fresh
+        Whether each run gets a process of its own that ends with it.
+    """
+    free = [_Slot(device, fresh) for device in assign(min(count, len(jobs)), devices)]
+    slots, waiting, died = list(free), deque(jobs), dict[Path, int]()
+    running: dict[Future[Result], tuple[_Slot, Job]] = {}
+    try:
+        while waiting or running:
+            while waiting and free:
+                slot, job = free.pop(0), waiting.popleft()
+                running[slot.submit(job)] = slot, job
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                slot, job = running.pop(future)
+                free.append(slot)
+                try:
+                    result = future.result()
+                except BrokenProcessPool:
+                    slot.close()
+                    died[job.folder] = died.get(job.folder, 0) + 1
+                    if died[job.folder] <= RETRIES:
+                        waiting.appendleft(job)
+                        continue
+                    result = _killed(job)
+                yield job, result
+    finally:
+        for slot in slots:
+            slot.close()
+
+
+def _killed(job: Job) -> errors.WiseAttaError:
+    return errors.WiseAttaError(
+        f"the process of {job.experiment.name} died {RETRIES + 1} times: is there enough memory? What it had done is "
+        f"in {job.folder}, and goes on from there"
+    )
+
+
+def ray(jobs: Sequence[Job], count: int, address: str | None = None) -> Iterator[tuple[Job, Result]]:
+    """On a Ray cluster: the one at `address`, the one that is connected, or one on this machine for the time being.
+
+    Folders of results and data must be the same on all machines, and the package installed there.
+
+    Parameters
+    ----------
+    count
+        How many runs at once on a cluster that is started here. A cluster at an address decides by its own resources.
+    address
+        Such as `auto` or `10.0.0.1:6379`.
+    """
+    try:
+        import ray as cluster
+    except ModuleNotFoundError as error:
+        raise errors.MissingExtra("sweeps over a cluster need ray: pip install 'wise-atta[ray]'") from error
+    ours = not cluster.is_initialized()
+    if ours:
+        _connect(cluster, count, address)
+    try:
+        have = cluster.cluster_resources().get("GPU", 0)
+        task = cluster.remote(max_retries=RETRIES)(_remote)
+        running = {}
+        for job in jobs:
+            wants_gpu = have and job.experiment.device != "cpu"
+            share = min(1.0, have / count) if wants_gpu and address is None else float(bool(wants_gpu))
+            # A fraction of a core: Ray places runs by it, torch has its own count of threads.
+            run_there = task.options(num_cpus=1, num_gpus=share)
+            running[run_there.remote(_absolute(job), _environment())] = job
+        while running:
+            done, _ = cluster.wait(list(running), num_returns=1)
+            for reference in done:
+                job = running.pop(reference)
+                try:
+                    result: Result = cluster.get(reference)
+                except cluster.exceptions.WorkerCrashedError:
+                    result = _killed(job)
+                except cluster.exceptions.RayError as error:
+                    result = errors.WiseAttaError(f"{job.experiment.name} was lost by the cluster: {error}")
+                yield job, result
+    finally:
+        if ours:
+            cluster.shutdown()
+
+
+def _connect(cluster: Any, count: int, address: str | None) -> None:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    try:
+        if address is not None:
+            cluster.init(address=address, **quiet)
+        else:
+            # Nothing of a cluster for one machine is reachable from another.
+            cluster.init(num_cpus=count, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise errors.DataError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
+
+
+def _absolute(job: Job) -> Job:
+    """Paths that mean the same in a process with another working folder."""
+    return replace(
+        job,
+        folder=job.folder.resolve(),
+        data=None if job.data is None else job.data.resolve(),
+        weights=None if job.weights is None else job.weights.resolve(),
+    )
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name.startswith("WISE_ATTA_")}
+
+
+def _remote(job: Job, environment: Mapping[str, str]) -> Result:
+    os.environ.update(environment)
+    return perform(job)

@@ -1,0 +1,260 @@
+"""Does a grid give the same table by whatever engine, and does no failure of one run harm another?"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from wise_atta import cli, errors
+from wise_atta.bench import engines
+from wise_atta.bench.experiment import Experiment
+from wise_atta.bench.record import read_parquet
+from wise_atta.bench.sweep import Places, cards, expand, sweep, table
+
+GRID: dict[str, Any] = {
+    "data": "digits+c",
+    "model": "wise_atta/digits_cnn@random",
+    "method": ["bn", "wise"],
+    "seed": [0, 41],
+    "batch": 8,
+    "stream": {"limit": 16, "domains": ["fog", "snow"]},
+    "threads": 1,
+}
+# Long enough to be killed in the middle: 160 batches a run.
+LONG: dict[str, Any] = {
+    **GRID,
+    "method": "wise",
+    "policy": "paced",
+    "ratio": 0.5,
+    "delay": 3,
+    "batch": 4,
+    "stream": {"limit": 320, "domains": ["fog", "snow"]},
+}
+
+
+def results(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results without how long they took."""
+    kept = [copy.deepcopy(card["results"]) for card in found]
+    for each in kept:
+        for name in ("seconds", "resumed", "peak_memory"):
+            del each[name]
+    return kept
+
+
+def test_a_grid_is_every_combination() -> None:
+    found = expand({**GRID, "options.lr": [0.1, 0.2], "method": "tent"})
+    assert [(one.seed, one.options["lr"]) for one in found] == [(0, 0.1), (0, 0.2), (41, 0.1), (41, 0.2)]
+    assert {one.batch for one in found} == {8}
+
+
+@pytest.mark.parametrize(("grid", "words"), [({"seed": []}, "no value for 'seed'"), ({"sede": [1]}, "'seed'")])
+def test_a_grid_that_cannot_be_run_is_refused(grid: dict[str, Any], words: str) -> None:
+    with pytest.raises(errors.BadConfig, match=words):
+        expand({**GRID, **grid})
+
+
+def test_no_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(errors.BadConfig, match="no run"):
+        sweep([], Places(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"engine": "rey"}, "Did you mean 'ray'"),
+        ({"jobs": 0}, "at least one"),
+        ({"address": "auto"}, "engine='ray'"),
+        ({"devices": ["nosuch:3"]}, "nosuch"),
+    ],
+)
+def test_a_sweep_that_cannot_be_done_says_why(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(errors.BadConfig, match=words):
+        sweep(expand({**GRID, "method": "bn", "seed": 0}), Places(tmp_path), **options)
+
+
+def test_the_table_has_a_column_for_every_axis_and_one_row_over_seeds(tmp_path: Path) -> None:
+    found = sweep(expand(GRID), Places(tmp_path))
+    head, _, *lines = table(found).splitlines()
+    assert head == "| method | error % | never asked % | labels | runs |"
+    assert [line.split("|")[1].strip() for line in lines] == ["bn", "wise"]
+    assert all(line.endswith("| 2 |") and "±" in line for line in lines)
+
+
+def test_a_run_asked_for_twice_is_run_once_and_a_finished_one_not_again(tmp_path: Path) -> None:
+    seen: list[str] = []
+    runs = expand({**GRID, "method": "bn", "seed": 0}) * 2
+    found = sweep(runs, Places(tmp_path), report=lambda one, result: seen.append(one.digest))
+    assert len(seen) == 1 and len(found) == 2 and found[0] == found[1]
+    assert sweep(runs, Places(tmp_path)) == found, "also the seconds: it was not run again"
+    again = sweep(runs, Places(tmp_path), again=True)
+    assert results(again) == results(found) and again != found
+
+
+def test_a_failing_run_harms_no_other(tmp_path: Path) -> None:
+    good = expand(GRID)
+    bad = Experiment.parse({**good[0].model_dump(), "model": "file:nowhere.safetensors"})
+    seen: dict[str, Any] = {}
+    with pytest.raises(errors.DataError, match="nowhere"):
+        sweep([bad, *good], Places(tmp_path), report=lambda one, result: seen.update({one.digest: result}))
+    assert isinstance(seen[bad.digest], errors.DataError)
+    assert all(isinstance(seen[one.digest], dict) for one in good)
+
+
+def test_an_unexpected_failure_is_told_with_its_place_and_harms_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = engines.run
+
+    def broken(experiment: Experiment, *arguments: Any, **options: Any) -> dict[str, Any]:
+        if experiment.seed == 0:
+            raise ZeroDivisionError("in a method of one's own")
+        return real(experiment, *arguments, **options)
+
+    monkeypatch.setattr(engines, "run", broken)
+    seen: list[Any] = []
+    with pytest.raises(errors.WiseAttaError, match="ZeroDivisionError: in a method") as raised:
+        sweep(expand({**GRID, "method": "bn"}), Places(tmp_path), report=lambda one, result: seen.append(result))
+    assert "Traceback" in raised.value.__notes__[0]
+    assert isinstance(seen[1], dict)
+
+
+# ---- devices ---------------------------------------------------------------------------------------------------------
+
+
+def test_processes_take_devices_in_turn() -> None:
+    assert engines.assign(5, ["cuda:0", "cuda:1"]) == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]
+
+
+@pytest.mark.parametrize(("named", "given"), [("auto", "cuda:1"), ("cuda", "cuda:1"), ("cpu", None), ("cuda:3", None)])
+def test_an_experiment_that_names_its_device_keeps_it(named: str, given: str | None) -> None:
+    job = engines.Job(Experiment(device=named), Path("x"))
+    assert job.on("cuda:1").device == given
+
+
+def test_the_folder_does_not_depend_on_which_device_of_several_was_free(tmp_path: Path) -> None:
+    one = expand({**GRID, "method": "bn", "seed": 0})
+    found = sweep(one, Places(tmp_path), devices=["cpu"])
+    assert found == sweep(one, Places(tmp_path))
+
+
+# ---- engines ---------------------------------------------------------------------------------------------------------
+
+
+def kill_one(folder: Path) -> Callable[[], list[int]]:
+    """Kill, with signal 9, the first process below a folder that has written a checkpoint and goes on."""
+    killed: list[int] = []
+
+    def watch() -> None:
+        end = time.monotonic() + 60
+        while not killed and time.monotonic() < end:
+            for checkpoint in folder.glob("*/checkpoint.pt"):
+                pid = int((checkpoint.parent / ".lock").read_text().split()[0])
+                if pid != os.getpid() and not (checkpoint.parent / "card.json").exists():
+                    os.kill(pid, signal.SIGKILL)
+                    killed.append(pid)
+                    return
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+
+    def ended() -> list[int]:
+        thread.join(timeout=60)
+        return killed
+
+    return ended
+
+
+def check_nothing_twice(folder: Path, expected: list[dict[str, Any]]) -> None:
+    """Every batch and every question has one row, and the numbers are those of the undisturbed sweep."""
+    found = cards([folder])
+    assert {json.dumps(one) for one in results(found)} == {json.dumps(one) for one in results(expected)}
+    assert sum(card["results"]["resumed"] for card in found) == 1
+    for run in folder.iterdir():
+        steps, queries = (read_parquet(run / f"{name}.parquet") for name in ("steps", "queries"))
+        assert [row["batch"] for row in steps] == list(range(1, 161))
+        assert len({row["id"] for row in queries}) == len(queries) == steps[-1]["spent"]
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(60)
+def test_a_killed_process_is_replaced_and_its_run_taken_up_again(tmp_path: Path) -> None:
+    runs = expand(LONG)
+    expected = sweep(runs, Places(tmp_path / "inline"))
+    ended = kill_one(tmp_path / "process")
+    found = sweep(runs, Places(tmp_path / "process"), engine="process", jobs=2, checkpoint=20)
+    assert ended(), "every run was over before it could be killed"
+    assert table(found) == table(expected)
+    check_nothing_twice(tmp_path / "process", expected)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(60)
+def test_a_run_whose_process_always_dies_is_given_up_and_harms_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Its stream is a function that ends the process that reads it.
+    (tmp_path / "deadly.py").write_text("import os\n\ndef stream(spec):\n    os._exit(9)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    good = expand({**GRID, "method": "bn", "seed": 0})
+    deadly = Experiment.parse(
+        {**good[0].model_dump(), "data": "python:deadly:stream", "stream": {"order": "sequential"}}
+    )
+    seen: dict[str, Any] = {}
+    with pytest.raises(errors.WiseAttaError, match="died 4 times"):
+        sweep(
+            [deadly, *good],
+            Places(tmp_path / "runs"),
+            engine="process",
+            report=lambda one, result: seen.update({one.digest: result}),
+        )
+    assert isinstance(seen[good[0].digest], dict)
+
+
+@pytest.mark.heavy
+@pytest.mark.ray
+@pytest.mark.timeout(90)
+def test_on_a_ray_cluster_a_killed_worker_s_run_is_taken_up_again_and_tables_are_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs ray: pip install 'wise-atta[ray]'")
+    runs = expand(LONG)
+    expected = sweep(runs, Places(tmp_path / "inline"))
+    ended = kill_one(tmp_path / "ray")
+    found = sweep(runs, Places(tmp_path / "ray"), engine="ray", jobs=2, checkpoint=20)
+    assert ended(), "every run was over before it could be killed"
+    assert table(found) == table(expected)
+    check_nothing_twice(tmp_path / "ray", expected)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_the_table_of_what_came_out_and_fails_for_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("grid.json").write_text(json.dumps({**GRID, "model": [GRID["model"], "file:nowhere.safetensors"]}))
+    ran = CliRunner().invoke(cli.app, ["sweep", "grid.json", "--out", "runs", "--devices", "cpu"])
+    assert isinstance(ran.exception, errors.DataError) and "nowhere" in str(ran.exception)
+    assert "| wise |" in ran.stdout and len(cards([tmp_path / "runs"])) == 4
+    Path("grid.toml").write_text(
+        'method = ["bn", "wise"]\nseed = [0, 41]\nthreads = 1\nbatch = 8\n'
+        'model = "wise_atta/digits_cnn@random"\ndata = "digits+c"\nstream = {limit = 16, domains = ["fog", "snow"]}\n'
+    )
+    again = CliRunner().invoke(cli.app, ["sweep", "grid.toml", "--out", "runs", "--json", "--engine", "inline"])
+    assert again.exit_code == 0 and len(json.loads(again.stdout)) == 4
+
+
+def test_threads_are_those_of_the_process_that_asked() -> None:
+    assert engines.Job(Experiment(), Path("x")).threads == torch.get_num_threads()
