@@ -13,7 +13,7 @@ from wise_atta import errors
 from wise_atta.data.corruptions.tables import CORRUPTIONS
 from wise_atta.model import Spec
 
-Draw = Literal["bars", "lines", "tenths", "queries"]
+Draw = Literal["bars", "lines", "rows", "tenths", "queries"]
 
 
 @dataclass(frozen=True)

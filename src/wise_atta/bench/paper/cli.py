@@ -1,0 +1,230 @@
+"""How are the paper's tables and figures run and looked at from a terminal?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from wise_atta import errors
+from wise_atta.bench import rivals
+from wise_atta.bench.experiment import Experiment
+from wise_atta.bench.paper import publish as publishing
+from wise_atta.bench.paper import tables
+from wise_atta.bench.paper.define import ALIASES, experiments
+from wise_atta.bench.paper.gather import Gathered, gather, read, settings_of
+from wise_atta.bench.paper.items import ITEMS, item
+from wise_atta.bench.sweep import Places, Report, sweep
+from wise_atta.data import catalog, open_dataset
+
+app = typer.Typer(
+    help="Every table and figure of the paper: list them, run them, show them beside the paper's numbers.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+_HAND = ", ".join([*rivals.SETTINGS, *ALIASES])
+Name = Annotated[str, typer.Argument(help="A table or figure; `wise-atta paper list` names them.")]
+Runs = Annotated[list[Path] | None, typer.Argument(help="Folders of runs, bundles, or published cards.")]
+On = Annotated[str | None, typer.Option(help=f"Data at hand instead of the paper's: {_HAND}.")]
+Protocol = Annotated[str, typer.Option(help="ctta, ftta, or both with a comma; by default what the table has.")]
+Tuned = Annotated[Path | None, typer.Option(help="Options by method, as `wise-atta rivals --rates` writes them.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
+DEFAULT_RUNS = Path("runs/paper")
+
+
+@app.command("list")
+def list_command(as_json: Json = False) -> None:
+    """Name every table and figure of the paper, and say how many runs each is."""
+    rows: list[dict[str, Any]] = [
+        {
+            "name": one.name,
+            "label": one.label,
+            "parts": list(one.parts),
+            "title": one.title,
+            "runs": len(experiments(one.name)),
+            "runs at hand": len(experiments(one.name, "digits")),
+            "drawn": one.draw is not None,
+        }
+        for one in ITEMS.values()
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = Table("name", "in the paper", "runs", "runs, --on", "", box=None, header_style="dim")
+    for row in rows:
+        table.add_row(row["name"], row["label"], str(row["runs"]), str(row["runs at hand"]), row["title"])
+    Console().print(table)
+    typer.echo("Run one: wise-atta paper run NAME [--on digits]. Runs that two of them share are made once.")
+
+
+@app.command("run")
+def run_command(
+    names: Annotated[list[str], typer.Argument(help="Tables and figures, or all.")],
+    on: On = None,
+    out: Annotated[
+        Path, typer.Option(help="Where runs are written; finished runs there are not repeated.")
+    ] = DEFAULT_RUNS,
+    seeds: Annotated[str, typer.Option(help="Seeds, with commas.")] = "0,41,58",
+    protocol: Protocol = "",
+    only: Annotated[list[str] | None, typer.Option(help="Rows by name, with * and ?; repeatable.")] = None,
+    tuned: Tuned = None,
+    limit: Annotated[int | None, typer.Option(help="At most so many pictures a domain, to shorten.")] = None,
+    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
+    data: Annotated[Path | None, typer.Option(help="Folder of the data sets (WISE_ATTA_DATA).")] = None,
+    weights: Annotated[Path | None, typer.Option(help="Folder with weights files (WISE_ATTA_WEIGHTS).")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="Threads of a run.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the runs and make none.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Make the runs of a table or figure. What was interrupted goes on; what is finished is not repeated.
+
+    Example: wise-atta paper run delay --on digits --limit 64 --seeds 0
+    """
+    chosen = list(ITEMS) if names == ["all"] else [item(name).name for name in names]
+    runs: dict[str, Experiment] = {}
+    for name in chosen:
+        for one in experiments(
+            name,
+            on,
+            seeds=_seeds(seeds),
+            device=device,
+            tuned=None if tuned is None else rivals.load_tuned(tuned),
+            protocols=_protocols(protocol),
+            only=only or [],
+            limit=limit,
+            threads=threads,
+        ):
+            runs.setdefault(one.digest, one)
+    places = Places(out, data, weights)
+    if dry_run:
+        for one in runs.values():
+            done = "done" if (places.of(one) / "card.json").exists() else "to do"
+            typer.echo(f"{done}  {places.of(one).name}  {_said(one)}")
+        typer.echo(f"{len(runs)} runs")
+        return
+    _check_data(runs.values(), data)
+    with _progress(len(runs), quiet) as report:
+        sweep(list(runs.values()), places, jobs=jobs, report=report)
+    for name in chosen:
+        typer.echo(f"wise-atta paper show {name} {out}" + (f" --on {on}" if on else ""))
+
+
+@app.command("show")
+def show_command(
+    name: Name,
+    runs: Runs = None,
+    on: On = None,
+    protocol: Protocol = "",
+    tuned: Tuned = None,
+    domains: Annotated[bool, typer.Option("--domains", help="Every corruption of ImageNet-C's tables.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Draw the figure into this folder: PNG, SVG and HTML.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the paper's numbers, ours and the difference, mean ± deviation over seeds; draw the figure.
+
+    Example: wise-atta paper show delay runs/paper --on digits --out figures
+    """
+    shown = _gathered(name, runs, on, protocol, tuned)
+    if as_json:
+        typer.echo(json.dumps([publishing.facts(found) for found in shown], indent=1))
+    else:
+        typer.echo("\n".join(tables.text(found, domains=domains) for found in shown).rstrip())
+    for found in shown:
+        for file in publishing.draw(found, out) if out is not None else []:
+            Console(stderr=True).print(f"drew {file}", highlight=False, soft_wrap=True)
+
+
+@app.command("publish")
+def publish_command(
+    name: Name,
+    runs: Runs = None,
+    on: On = None,
+    protocol: Protocol = "",
+    tuned: Tuned = None,
+    out: Annotated[Path, typer.Option(help="Below it, a folder a setting and table.")] = Path("docs/results/paper"),
+) -> None:
+    """Write table, cards, series and figures of a table or figure, so that it can be shown again without the runs.
+
+    Example: wise-atta paper publish delay runs/paper --on cifar10
+    """
+    for found in _gathered(name, runs, on, protocol, tuned):
+        for file in publishing.publish(found, out):
+            typer.echo(str(file))
+
+
+def _gathered(
+    name: str, paths: Sequence[Path] | None, on: str | None, protocol: str, tuned: Path | None
+) -> list[Gathered]:
+    """The runs laid out, for the setting asked for, or for all that there are runs of."""
+    one = item(name)
+    given = paths or ([DEFAULT_RUNS] if DEFAULT_RUNS.exists() else [])
+    runs = read(given)
+    options = None if tuned is None else rivals.load_tuned(tuned)
+    settings = [on] if on is not None else settings_of(runs)
+    return [gather(one, runs, setting, protocols=_protocols(protocol), tuned=options) for setting in settings]
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        found = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError as error:
+        raise errors.BadConfig(f"--seeds {text}: whole numbers with commas are needed") from error
+    if not found:
+        raise errors.BadConfig("--seeds: at least one is needed")
+    return found
+
+
+def _protocols(text: str) -> list[str] | None:
+    known = ("ctta", "ftta")
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    for name in found:
+        if name not in known:
+            raise errors.unknown("protocol of the paper", name, known)
+    return found or None
+
+
+def _check_data(runs: Iterable[Experiment], root: Path | None) -> None:
+    """Say that a data set is missing, and how to get it, before the first run and not after each."""
+    for name in dict.fromkeys(run.data for run in runs):
+        entry = catalog.ENTRIES.get(name.partition("+")[0])
+        if entry is not None and entry.places and not catalog.find(entry, catalog.data_root(root)):
+            open_dataset(name, root)
+
+
+def _said(one: Experiment) -> str:
+    rate = f" lr {one.options['lr']:g}" if "lr" in one.options else ""
+    late = f" delay {one.delay}" if one.delay else ""
+    return f"{one.data} {one.protocol} batch {one.batch} seed {one.seed}{late}{rate}"
+
+
+@contextmanager
+def _progress(total: int, quiet: bool) -> Iterator[Report]:
+    console = Console(stderr=True, quiet=quiet)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(TextColumn("{task.description}"), *columns, console=console, transient=True) as bar:
+        task = bar.add_task("runs", total=total)
+
+        def report(experiment: Experiment, result: dict[str, Any] | errors.WiseAttaError) -> None:
+            bar.advance(task)
+            name = f"{experiment.name} {_said(experiment)}"
+            if isinstance(result, errors.WiseAttaError):
+                console.print(f"{name}: {result}", style="red", highlight=False, markup=False)
+            else:
+                found = result["results"]
+                said = f"{found['error']:.2f} % error, {found['labels_spent']} labels, {found['seconds']:.0f} s"
+                console.print(f"{name}: {said}", highlight=False, markup=False)
+
+        yield report
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,296 @@
+"""What was run of a table or figure? Cards found in folders, laid to the rows that they are runs of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from wise_atta import errors
+from wise_atta.bench import runs as bundles
+from wise_atta.bench.paper.define import Spot, experiment_of, has_chance, places, rows
+from wise_atta.bench.paper.items import Column, Item, Row
+from wise_atta.bench.record import read_json, read_parquet
+from wise_atta.bench.rivals import SEEDS, SETTINGS
+
+T = TypeVar("T")
+TENTHS = 10
+# What makes a run one of a row. All else, such as a learning rate, has to be the same in all runs of the row.
+_FIELDS = (
+    *("data", "protocol", "severity", "batch", "model", "method", "policy", "utility", "selector", "ratio", "labels"),
+    *(
+        "exhaust",
+        "early",
+        "delay",
+        "noise",
+        "context",
+        "late_weight",
+        "late_limit",
+        "expires_after",
+        "statistics",
+        "prior",
+    ),
+)
+_OPTIONS = (
+    *("slack", "credit", "ties", "window", "warmup", "horizon", "total", "exact", "block", "only_selected"),
+    *("train_head", "statistics", "ratio", "policy", "selector", "utility", "labels"),
+)
+_FREE = frozenset({"seed", "workers", "tag"})
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run: its card, and what figures are drawn from beyond the card.
+
+    Parameters
+    ----------
+    folder
+        Where its rows are read from, if they are needed.
+    kept
+        Series that were kept beside a published card.
+    """
+
+    card: Mapping[str, Any]
+    folder: Path | None = None
+    kept: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tenths(self) -> list[int] | None:
+        """Labels asked for in each tenth of the stream; None where the run's rows are not at hand."""
+        return self._series("tenths", "steps", tenths_of)
+
+    @property
+    def queries(self) -> list[list[float]] | None:
+        """Entropy and drift of every sample that was asked about; None where the run's rows are not at hand."""
+        return self._series("queries", "queries", queries_of)
+
+    @property
+    def classes(self) -> int:
+        return int(self.card["provenance"]["stream"]["classes"])
+
+    def _series(self, name: str, file: str, make: Callable[[Sequence[Mapping[str, Any]]], list[T]]) -> list[T] | None:
+        if name in self.kept:
+            return list(self.kept[name])
+        path = None if self.folder is None else self.folder / f"{file}.parquet"
+        return None if path is None or not path.exists() else make(read_parquet(path))
+
+
+def tenths_of(steps: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Labels asked for in each tenth of a stream.
+
+    >>> tenths_of([{"asked": 1}] * 15 + [{"asked": 0}] * 5)
+    [2, 2, 2, 2, 2, 2, 2, 1, 0, 0]
+    """
+    asked = np.array([row["asked"] for row in steps])
+    where = np.arange(len(asked)) * TENTHS // max(1, len(asked))
+    return [int(asked[where == tenth].sum()) for tenth in range(TENTHS)]
+
+
+def queries_of(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """Entropy and drift of every question, in few digits; without those whose drift was not computed."""
+    known = [(row["entropy"], row["drift"]) for row in rows if row["drift"] is not None]
+    return [[round(entropy, 4), float(f"{drift:.4g}")] for entropy, drift in known]
+
+
+def read(paths: Sequence[Path]) -> list[Run]:
+    """All runs in folders, bundles and published lists of cards, each once.
+
+    A folder of a run holds `card.json`; published runs are a list, `cards.json`, with `series.json` beside it.
+    """
+    found: dict[str, Run] = {}
+    for path in paths:
+        if not path.exists():
+            raise errors.DataError(f"{path} does not exist: give folders of runs, bundles, or published cards")
+        for run in _below(path):
+            found.setdefault(f"{run.card['digest']} {run.card['provenance'].get('device')}", run)
+    return list(found.values())
+
+
+def _below(path: Path) -> Iterator[Run]:
+    if path.is_file() and path.suffix != ".json":
+        for one in bundles.find([path]).runs:
+            kept = {"tenths": tenths_of(one.steps), **({"queries": queries_of(one.queries)} if one.queries else {})}
+            yield Run(one.card, None, kept)
+        return
+    files = [path] if path.is_file() else sorted([*path.rglob("card.json"), *path.rglob("cards*.json")])
+    for file in files:
+        if file.name == "card.json":
+            yield Run(bundles.check_card(file, read_json(file)), file.parent)
+        else:
+            yield from _published(file)
+
+
+def _published(file: Path) -> list[Run]:
+    beside = file.with_name(file.name.replace("cards", "series"))
+    series = read_json(beside) if beside.exists() else {}
+    try:
+        cards = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise errors.DataError(f"{file} cannot be read: {error}") from error
+    if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards):
+        raise errors.DataError(f"{file} is not a list of run cards")
+    return [Run(card, None, series.get(card["digest"], {})) for card in (bundles.check_card(file, c) for c in cards)]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one row at one place, by seed."""
+
+    row: Row
+    spot: Spot
+    runs: tuple[Run, ...]
+
+    def values(self, domain: str | None = None, result: str = "error") -> dict[int, float]:
+        """A result by seed: of the whole stream, or the error in one domain."""
+        return {
+            int(run.card["experiment"]["seed"]): float(
+                run.card["results"][result] if domain is None else run.card["results"]["by_domain"][domain]
+            )
+            for run in self.runs
+        }
+
+    @property
+    def wanted(self) -> int:
+        """How many seeds the paper has."""
+        return len(SEEDS) if has_chance(self.row) else 1
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number over seeds.
+
+    >>> Measured({0: 1.0, 41: 2.0, 58: 3.0}).text()
+    '2.0 ± 1.0'
+    """
+
+    by_seed: Mapping[int, float]
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(list(self.by_seed.values())))
+
+    @property
+    def sd(self) -> float | None:
+        values = list(self.by_seed.values())
+        return float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+    def text(self, digits: int = 1, sign: str = "") -> str:
+        sd = "" if self.sd is None else f" ± {self.sd:.{digits}f}"
+        return f"{self.mean:{sign}.{digits}f}{sd}"
+
+    def minus(self, other: Measured) -> Measured:
+        """The difference seed by seed; a side that draws nothing has one value for all seeds."""
+        return Measured(_pair(self.by_seed, other.by_seed, lambda a, b: a - b))
+
+
+def _pair(one: Mapping[int, float], two: Mapping[int, float], join: Any) -> dict[int, float]:
+    shared = [seed for seed in one if seed in two]
+    if shared and len(one) > 1 and len(two) > 1:
+        return {seed: join(one[seed], two[seed]) for seed in shared}
+    if len(one) == 1 or len(two) == 1:
+        seeds = one if len(one) > 1 else two
+        single = lambda values, seed: values[seed] if len(values) > 1 else next(iter(values.values()))  # noqa: E731
+        return {seed: join(single(one, seed), single(two, seed)) for seed in seeds}
+    return {0: join(float(np.mean(list(one.values()))), float(np.mean(list(two.values()))))}
+
+
+class Gathered:
+    """The runs of a table or figure on the paper's data, or on one setting at hand."""
+
+    def __init__(self, found: Item, on: str | None, cells: Mapping[tuple[str, str], Cell]) -> None:
+        self.item, self.on, self.cells = found, on, cells
+        self.spots = list(dict.fromkeys(cell.spot.name for cell in cells.values()))
+
+    def cell(self, row: str, spot: str) -> Cell | None:
+        return self.cells.get((row, spot))
+
+    def measured(self, row: str, column: Column | str) -> Measured | None:
+        """What was measured in a column of the paper, or at a spot; None if not all that it needs was run."""
+        if isinstance(column, str):
+            column = Column(column, (column,))
+        parts: list[dict[int, float]] = []
+        for place in column.places:
+            cell = self.cell(row, place)
+            if cell is None or not cell.runs:
+                return None
+            parts.append(cell.values(column.domain))
+        total = parts[0]
+        for part in parts[1:]:
+            total = _pair(total, part, lambda a, b: a + b)
+        return Measured({seed: value / len(parts) for seed, value in total.items()})
+
+    @property
+    def runs(self) -> list[Run]:
+        """Every run once."""
+        return list({id(run): run for cell in self.cells.values() for run in cell.runs}.values())
+
+    @property
+    def missing(self) -> list[Cell]:
+        """Rows that were not run, or not with all seeds."""
+        return [cell for cell in self.cells.values() if len(cell.runs) < cell.wanted]
+
+
+def gather(
+    found: Item,
+    runs: Sequence[Run],
+    on: str | None = None,
+    *,
+    protocols: Sequence[str] | None = None,
+    tuned: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Gathered:
+    """Lay runs to the rows of a table or figure.
+
+    Where a row has runs that differ in more than the seed, `tuned` decides; without it that is an error.
+    """
+    cells = {
+        (row.name, spot.name): Cell(row, spot, _of_row(row, spot, runs, tuned or {}))
+        for spot in places(found, on, protocols)
+        for row in rows(found, spot)
+    }
+    return Gathered(found, None if on is None else next(iter(places(found, on))).on, cells)
+
+
+def settings_of(runs: Sequence[Run]) -> list[str | None]:
+    """Which settings at hand runs are of; None for the paper's own data."""
+    data = {run.card["experiment"]["data"] for run in runs}
+    at_hand: list[str | None] = [name for name, setting in SETTINGS.items() if setting.fields["data"] in data]
+    return at_hand or [None]
+
+
+def _of_row(row: Row, spot: Spot, runs: Sequence[Run], tuned: Mapping[str, Mapping[str, Any]]) -> tuple[Run, ...]:
+    want = experiment_of(row, spot, {}).model_dump(mode="json")
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        have = run.card["experiment"]
+        if _is_of(have, want):
+            key = {name: value for name, value in have.items() if name not in _FREE}
+            groups.setdefault(json.dumps(key, sort_keys=True), []).append(run)
+    if len(groups) > 1 and row.method in tuned:
+        chosen = tuned[row.method].items()
+        groups = {
+            key: group for key, group in groups.items() if chosen <= group[0].card["experiment"]["options"].items()
+        }
+    if len(groups) > 1:
+        keys = [json.loads(key) for key in groups]
+        differ = [name for name in keys[0] if any(key.get(name) != keys[0][name] for key in keys[1:])]
+        raise errors.DataError(
+            f"row {row.name!r} at {spot.title} has runs that differ in {', '.join(differ)}: "
+            + "; ".join(str({name: key.get(name) for name in differ}) for key in keys)
+            + ". Give folders with one kind of run, or --tuned to choose by options"
+        )
+    found = next(iter(groups.values()), [])
+    return tuple(sorted(found, key=lambda run: int(run.card["experiment"]["seed"])))
+
+
+def _is_of(have: Mapping[str, Any], want: Mapping[str, Any]) -> bool:
+    options, wanted = have["options"], want["options"]
+    stream, asked = ({k: v for k, v in one["stream"].items() if k != "limit"} for one in (have, want))
+    return (
+        all(have.get(name, want[name]) == want[name] for name in _FIELDS)
+        and all(options.get(name) == wanted.get(name) for name in _OPTIONS)
+        and stream == asked
+    )

@@ -1,0 +1,71 @@
+"""What is kept of a table or figure? A table, its cards, the series that figures need, the pictures, the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from wise_atta.bench.paper import tables
+from wise_atta.bench.paper.draw import figure
+from wise_atta.bench.paper.gather import Gathered
+from wise_atta.bench.record import write_json, write_text
+
+PAPER = "paper-data"
+
+
+def publish(found: Gathered, out: Path) -> list[Path]:
+    """Write `table.md`, `cards.json`, what a figure needs as `series.json`, and the figure; give the files.
+
+    The folder is `out`, the setting, and the name: `wise-atta paper show NAME FOLDER` prints it again from there.
+    """
+    folder = out / (found.on or PAPER) / found.item.name
+    folder.mkdir(parents=True, exist_ok=True)
+    table, cards = folder / "table.md", folder / "cards.json"
+    write_text(table, tables.text(found) + f"\nMade by `{tables.command(found)}`.\n")
+    write_text(cards, json.dumps([run.card for run in found.runs], indent=1, ensure_ascii=False) + "\n")
+    files = [table, cards]
+    series = {str(run.card["digest"]): kept for run in found.runs if (kept := _kept(found, run))}
+    if series:
+        write_json(folder / "series.json", series)
+        files.append(folder / "series.json")
+    return [*files, *draw(found, folder)]
+
+
+def _kept(found: Gathered, run: Any) -> dict[str, Any]:
+    if found.item.draw == "tenths" and run.tenths is not None:
+        return {"tenths": run.tenths}
+    if found.item.draw == "queries" and run.queries is not None:
+        return {"queries": run.queries}
+    return {}
+
+
+def draw(found: Gathered, folder: Path) -> list[Path]:
+    """Draw a figure as `NAME.png`, `NAME.svg` and `NAME.html`; nothing where there is nothing to draw."""
+    drawn = figure(found)
+    return [] if drawn is None else drawn.write(folder, found.item.name)
+
+
+def facts(found: Gathered) -> dict[str, Any]:
+    """What `show` prints, for programs."""
+    item = found.item
+    return {
+        "name": item.name,
+        "label": item.label,
+        "title": item.title,
+        "on": found.on,
+        "reference": item.reference,
+        "cells": [
+            {
+                "row": cell.row.name,
+                "place": cell.spot.name,
+                "paper": item.number(cell.row.name, cell.spot.name)
+                if found.on is None
+                else tables.paper_mean(found, cell.row.name, cell.spot.name),
+                "ours": cell.values(),
+                "labels": cell.values(result="labels_spent"),
+            }
+            for cell in found.cells.values()
+        ],
+        "missing": tables.missing_commands(found),
+    }

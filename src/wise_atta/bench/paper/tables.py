@@ -1,0 +1,234 @@
+"""How does a table of the paper read beside ours? Paper, ours and the difference, as Markdown."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+import numpy as np
+
+from wise_atta.bench.paper.gather import TENTHS, Gathered, Measured
+from wise_atta.bench.paper.items import PLACES, Block, Column
+from wise_atta.bench.table import markdown
+
+NOT_RUN = "not run"
+NOTHING = "–"
+
+
+def text(found: Gathered, *, domains: bool = False) -> str:
+    """Everything there is to print about a table or figure.
+
+    Parameters
+    ----------
+    domains
+        Whether the fifteen corruptions of ImageNet-C's tables are printed, not their mean alone.
+    """
+    one = found.item
+    parts = [f"**{one.title}** ({one.kind} `{one.label}`). The paper: {one.says}"]
+    if one.remark:
+        parts.append(one.remark)
+    parts += _errors_on_hand(found) if found.on is not None else _errors_of_paper(found, domains)
+    parts += [part for part in (_quotes(found), _tenths(found), _queries(found)) if part]
+    commands = missing_commands(found)
+    if commands:
+        parts.append("Not run, or not with all seeds:\n\n```sh\n" + "\n".join(commands) + "\n```")
+    return "\n\n".join(parts) + "\n"
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+
+
+def _digits(found: Gathered) -> int:
+    """As many decimals as the paper prints in this table."""
+    numbers = [n for block in found.item.blocks for row in block.numbers.values() for n in row.values()]
+    return 2 if any(round(number, 1) != number for number in numbers) else 1
+
+
+def _errors_of_paper(found: Gathered, domains: bool) -> list[str]:
+    """A table a column of the paper's: paper, ours, difference."""
+    digits = _digits(found)
+    tables = []
+    for block in found.item.blocks:
+        for column in block.columns:
+            if column.domain is not None and not domains:
+                continue
+            lines = [
+                [
+                    row,
+                    *_compared(_number(block, row, column), found.measured(row, column), digits),
+                    _runs(found, row, column),
+                ]
+                for row in found.item.rows
+                if any(found.cell(row, place) for place in column.places)
+            ]
+            heads = [_heading(column), "paper", "ours", "difference", "runs"]
+            tables.append(markdown(heads, lines))
+    return tables
+
+
+def _heading(column: Column) -> str:
+    first = PLACES[column.places[0]].title
+    if column.domain is not None:
+        return f"{first}, {column.domain.replace('_', ' ')}"
+    return first if len(column.places) == 1 else "mean of " + "; ".join(PLACES[place].title for place in column.places)
+
+
+def _number(block: Block, row: str, column: Column) -> float | None:
+    return block.numbers.get(row, {}).get(column.name)
+
+
+def _errors_on_hand(found: Gathered) -> list[str]:
+    """A table a protocol. The data are not the paper's: what compares is a row's difference to the reference."""
+    digits, reference = _digits(found), found.item.reference
+    tables = []
+    for spot in found.spots:
+        base = found.measured(reference, spot)
+        base_paper = paper_mean(found, reference, spot)
+        lines = []
+        for row in found.item.rows:
+            ours, paper = found.measured(row, spot), paper_mean(found, row, spot)
+            against_paper = None if paper is None or base_paper is None else paper - base_paper
+            against = None if ours is None or base is None or row == reference else ours.minus(base)
+            lines.append(
+                [
+                    row,
+                    *_compared(paper, ours, digits),
+                    NOTHING if against_paper is None or row == reference else f"{against_paper:+.{digits}f}",
+                    NOTHING if against is None else against.text(max(digits, 2), "+"),
+                    _labels(found, row, spot),
+                    _runs(found, row, Column(spot, (spot,))),
+                ]
+            )
+        versus = f"against {reference}"
+        heads = [spot, "paper*", "ours", "difference", f"paper, {versus}", f"ours, {versus}", "labels", "runs"]
+        tables.append(markdown(heads, lines))
+    note = (
+        "\\* On the paper's own data, mean over its columns: `difference` compares streams, the columns `against` what "
+        "a row gains or loses, in points, ours seed by seed."
+    )
+    return [*tables, note]
+
+
+def paper_mean(found: Gathered, row: str, spot: str) -> float | None:
+    """The paper's mean over the benchmarks of a row, of ImageNet-C those under the spot's protocol."""
+    protocol = spot.rpartition(" ")[2]
+    numbers = []
+    several = {PLACES[c.places[0]].protocol for b in found.item.blocks for c in b.columns} >= {"ctta", "ftta"}
+    for block in found.item.blocks:
+        for column in block.columns:
+            fits = not several or PLACES[column.places[0]].protocol == protocol
+            number = _number(block, row, column)
+            if number is not None and fits and len(column.places) == 1 and column.domain is None:
+                numbers.append(number)
+    # A row that lacks a number of its table has no mean to compare.
+    whole = sum(
+        column.domain is None and len(column.places) == 1
+        for block in found.item.blocks
+        for column in block.columns
+        if not several or PLACES[column.places[0]].protocol == protocol
+    )
+    return float(np.mean(numbers)) if numbers and len(numbers) == whole else None
+
+
+def _compared(paper: float | None, ours: Measured | None, digits: int) -> list[str]:
+    return [
+        NOTHING if paper is None else f"{paper:.{digits}f}",
+        NOT_RUN if ours is None else ours.text(digits),
+        NOTHING if paper is None or ours is None else f"{ours.mean - paper:+.{digits}f}",
+    ]
+
+
+def _labels(found: Gathered, row: str, spot: str) -> str:
+    cell = found.cell(row, spot)
+    if cell is None or not cell.runs:
+        return NOTHING
+    return f"{np.mean(list(cell.values(result='labels_spent').values())):.0f}"
+
+
+def _runs(found: Gathered, row: str, column: Column) -> str:
+    cells = [cell for place in column.places if (cell := found.cell(row, place)) is not None]
+    return f"{min(len(cell.runs) for cell in cells)} of {max(cell.wanted for cell in cells)}" if cells else NOTHING
+
+
+# ---- what the text and the figures say -------------------------------------------------------------------------------
+
+
+def _quotes(found: Gathered) -> str:
+    lines = []
+    for quote in found.item.quotes:
+        columns: Sequence[str] = [quote.column] if found.on is None else found.spots
+        for column in columns:
+            where = _column(found, column)
+            one, two = (found.measured(row, where) for row in (quote.row, quote.minus))
+            ours = None if one is None or two is None else one.minus(two)
+            said = (
+                quote.says if found.on is None else f"{quote.row} minus {quote.minus}, {column} (paper: {quote.says})"
+            )
+            paper = NOTHING if quote.value is None else f"{quote.value:+.2f}"
+            differ = NOTHING if ours is None or quote.value is None else f"{ours.mean - quote.value:+.2f}"
+            lines.append([said, paper, NOT_RUN if ours is None else ours.text(2, "+"), differ])
+    return markdown(["the text", "paper", "ours", "difference"], lines) if lines else ""
+
+
+def _column(found: Gathered, name: str) -> Column:
+    if found.on is not None:
+        return Column(name, (name,))
+    if name.startswith("mean of "):
+        return Column(name, tuple(name.removeprefix("mean of ").split()))
+    return Column(name, (name,))
+
+
+def _tenths(found: Gathered) -> str:
+    if found.item.draw != "tenths":
+        return ""
+    lines = []
+    for cell in found.cells.values():
+        counts = [run.tenths for run in cell.runs]
+        known = [count for count in counts if count is not None]
+        cells = [f"{mean:.1f}" for mean in np.mean(known, axis=0)] if known else [NOT_RUN, *[""] * (TENTHS - 1)]
+        lines.append([f"{cell.row.name}, {cell.spot.title}", *cells])
+    return markdown(["labels by tenth of the stream", *map(str, range(1, TENTHS + 1))], lines)
+
+
+def _queries(found: Gathered) -> str:
+    if found.item.draw != "queries":
+        return ""
+    lines = []
+    for cell in found.cells.values():
+        asked = [query for run in cell.runs for query in run.queries or []]
+        if asked:
+            entropy, drift = np.array(asked).T
+            share = entropy / np.log(cell.runs[0].classes)
+            numbers = [
+                f"{share.mean():.2f}",
+                f"{100 * (share > 0.8).mean():.0f} %",
+                f"{drift.mean():.3g}",
+                f"{np.median(drift):.3g}",
+                str(len(asked)),
+            ]
+        else:
+            numbers = [NOT_RUN, *[""] * 4]
+        lines.append([f"{cell.row.name}, {cell.spot.title}", *numbers])
+    heads = ["asked by", "mean entropy / ln C", "entropy above 0.8 ln C", "mean drift", "median drift", "samples"]
+    return markdown(heads, lines)
+
+
+# ---- what is missing -------------------------------------------------------------------------------------------------
+
+
+def command(found: Gathered, only: Sequence[str] = ()) -> str:
+    """The command that runs a table or figure, or some of its rows."""
+    words = ["wise-atta", "paper", "run", found.item.name]
+    if found.on is not None:
+        words += ["--on", found.on]
+    for row in only:
+        words += ["--only", row]
+    return shlex.join(words)
+
+
+def missing_commands(found: Gathered) -> list[str]:
+    """What to run for the rows that were not run, or not with all seeds: one command, or none."""
+    rows = list(dict.fromkeys(cell.row.name for cell in found.missing))
+    if not rows:
+        return []
+    return [command(found, [] if len(rows) == len(found.item.rows) else rows)]
