@@ -242,6 +242,7 @@ def test_metrics_tell_what_happened(tmp_path: Path) -> None:
         assert sum(point["pictures"] for point in history) == 20 and sum(point["learned"] for point in history) == 5
         assert history[-1]["spent"] == service.streams["default"].state.spent
         assert client.get(f"/streams/default/history?since={history[-1]['at']}").json() == history[-1:]
+        assert client.get("/streams/default/history?step=300").json()[-1]["seconds"] == 300
         assert client.get("/streams/default/history?step=7").status_code == 422
         status = client.get("/streams").json()[0]
         assert status["pictures"] == 20 and status["learned"] == 5 and sum(status["predicted"].values()) == 20

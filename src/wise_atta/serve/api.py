@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -165,6 +166,14 @@ class Latency(Model):
     requests: int
     p50_s: float
     p99_s: float
+
+
+class Resolution(IntEnum):
+    """Seconds that one point of a history covers."""
+
+    FINE = 1
+    MEDIUM = 10
+    COARSE = 300
 
 
 class Point(Model):

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -263,7 +263,7 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
         name: api.Name,
         caller: Annotated[Caller, anybody],
         since: Since = 0.0,
-        step: Literal[1, 10, 300] = 1,
+        step: api.Resolution = api.Resolution.FINE,
     ) -> list[api.Point]:
         """What happened lately, in steps of 1 (for ten minutes), 10 (two hours) or 300 seconds (three days).
 

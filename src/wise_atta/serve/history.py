@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from wise_atta.serve import api
 
 # Seconds that one point covers, and how many points are kept: ten minutes, two hours, three days.
-STEPS = {1: 600, 10: 720, 300: 864}
+STEPS = {api.Resolution.FINE: 600, api.Resolution.MEDIUM: 720, api.Resolution.COARSE: 864}
 # Of a point that is complete only so many classes are kept by name: a thousand of them would fill the memory.
 _CLASSES = 12
 # Upper ends in seconds of the bins that waiting times are counted in, 12 % apart; beyond them is one bin more.

@@ -1,0 +1,342 @@
+// How does a stream fare? Its numbers now, and over time, fetched every two seconds.
+
+import { Chart } from "./charts.js";
+import { $, count, duration, el, many, percent } from "./dom.js";
+import { Refused, ask, forget, get, token } from "./service.js";
+
+const EVERY_MS = 2000;
+const SPANS = { 1: 600, 10: 7200, 300: 259200 };
+const NAMED = 10; // classes with a colour of their own
+const WINDOW = 100; // audited answers behind one point of the accuracy line
+
+let classes = [];
+let step = 1;
+let stream = null;
+let points = [];
+let labels = [];
+let notices = [];
+let round = 0;
+
+// ---- fetching ------------------------------------------------------------------------------------------------------
+
+async function refresh() {
+  const turn = (round += 1);
+  const at = `/streams/${encodeURIComponent(stream)}`;
+  const since = points.at(-1)?.at ?? 0;
+  const [status, fresh, given, events] = await Promise.all([
+    get(at), get(`${at}/history?step=${step}&since=${since}`), get(`${at}/labels?since=${labels.at(-1)?.at ?? 0}`), get("/notices?limit=200"),
+  ]);
+  // Another stream or another range was chosen meanwhile.
+  if (turn !== round) return;
+  points = [...points.filter((point) => !fresh.length || point.at < fresh[0].at), ...fresh].filter((point) => point.at > status.now - SPANS[step]);
+  labels = [...labels, ...given].slice(-1000);
+  notices = events.filter((notice) => notice.stream === stream || notice.stream === null);
+  show(status);
+}
+
+async function loop() {
+  for (;;) {
+    if (!document.hidden) {
+      try {
+        await refresh();
+        live("good", "live");
+      } catch (error) {
+        failed(error);
+      }
+    }
+    await new Promise((resolve) => {
+      wake = resolve;
+      setTimeout(resolve, EVERY_MS);
+    });
+  }
+}
+
+let wake = () => {};
+
+function live(state, text) {
+  $("live").dataset.state = state;
+  if ($("live").textContent !== text) $("live").textContent = text;
+}
+
+function failed(error) {
+  if (error instanceof Refused) live("bad", error.message);
+  else live("bad", "cannot be reached, trying again");
+}
+
+function choose() {
+  points = [];
+  labels = [];
+  round += 1;
+  wake();
+}
+
+// ---- at a glance ---------------------------------------------------------------------------------------------------
+
+function tile(id, big, sub, tone = "") {
+  const node = $(`tile-${id}`);
+  node.dataset.tone = tone;
+  node.querySelector(".big").replaceChildren(...[big].flat());
+  node.querySelector(".sub").replaceChildren(...[sub].flat());
+  return node;
+}
+
+const small = (text) => el("small", {}, text);
+
+function glance(status) {
+  const left = Math.max(status.allowed - status.spent, 0);
+  const budget = tile("budget", [count(status.spent), small(` of ${count(status.allowed)}`)], `${many(left, "label")} left to ask · ${+(100 * status.ratio).toPrecision(3)} in 100 pictures`);
+  budget.querySelector("i").style.width = status.allowed ? `${Math.min(100, (100 * status.spent) / status.allowed)}%` : "0";
+
+  accuracy(status);
+
+  const recent = points.filter((point) => point.at > status.now - Math.max(10, 2 * step));
+  const seconds = recent.length ? Math.max(status.now - recent[0].at, 1) : 1;
+  const rate = recent.reduce((sum, point) => sum + point.pictures, 0) / seconds;
+  tile("requests", rate >= 100 ? count(Math.round(rate)) : rate.toFixed(1), `${many(status.pictures, "picture")} in ${many(status.requests, "request")} since the start`);
+
+  const { latency } = status;
+  if (latency) tile("latency", duration(latency.p50_s), `99 of 100 requests within ${duration(latency.p99_s)}`);
+  else tile("latency", "–", "no requests in the last five minutes");
+
+  const open = status.questions.open ?? 0;
+  tile("age", status.label_age_s === null ? "–" : duration(status.label_age_s), open ? [el("a", { href: "/label" }, `${many(open, "question")} open`), `, the oldest for ${duration(status.oldest_open_s)}`] : "no question is open");
+
+  const share = status.batches ? status.skipped / status.batches : 0;
+  tile("learning", count(status.skipped), `${count(status.learned)} learned, ${status.waiting} waiting${status.failed ? `, ${count(status.failed)} failed` : ""}`, share > 0.05 ? "warn" : "");
+}
+
+function accuracy({ audit, accuracy: found, recent }) {
+  if (!audit) {
+    tile("accuracy", "not measured", ["Start with ", el("code", {}, "--audit 0.1"), ": a tenth of the labels then goes to pictures drawn by chance."], "none");
+  } else if (!found) {
+    tile("accuracy", "–", "No audit question has an answer yet. They are among those to label.", "none");
+  } else {
+    const latest = found.total > recent.total ? ` · the latest ${recent.total}: ${percent(recent.share)}` : "";
+    const node = tile("accuracy", percent(found.share), `${percent(found.low)} – ${percent(found.high)} from ${many(found.total, "audited picture")}${latest}`);
+    const [span, dot] = node.querySelectorAll("i, b");
+    span.style.left = `${100 * found.low}%`;
+    span.style.width = `${100 * (found.high - found.low)}%`;
+    dot.style.left = `${100 * found.share}%`;
+  }
+}
+
+// ---- over time -----------------------------------------------------------------------------------------------------
+
+const whole = (value) => count(Math.round(value));
+const charts = {
+  budget: new Chart({ id: "chart-budget", title: "Budget", hint: "labels asked for, and how many were allowed", format: whole }),
+  accuracy: new Chart({ id: "chart-accuracy", title: "Accuracy", hint: `of the latest ${WINDOW} audited pictures, with its 95 % interval`, format: (value) => percent(value, 0) }),
+  age: new Chart({ id: "chart-age", title: "Time to a label", hint: "from question to answer, each label a dot", format: duration }),
+  classes: new Chart({ id: "chart-classes", title: "Predicted classes", hint: "share of the predictions", format: (value) => percent(value, 0), kind: "wide" }),
+  pictures: new Chart({ id: "chart-pictures", title: "Pictures per second", hint: "predicted", format: (value) => (value < 10 ? String(+value.toFixed(1)) : whole(value)) }),
+  latency: new Chart({ id: "chart-latency", title: "Time to answer", hint: "of a request, within the service", format: duration }),
+  updates: new Chart({ id: "chart-updates", title: "Updates", hint: "micro-batches learned and skipped", format: whole }),
+  entropy: new Chart({ id: "chart-entropy", title: "Entropy", hint: "of the predictions, mean, in nats", format: (value) => String(+value.toFixed(3)) }),
+  drift: new Chart({ id: "chart-drift", title: "Drift", hint: "distance of the adapted weights from the source, relative", format: (value) => (value === 0 ? "0" : String(+value.toPrecision(2))) }),
+};
+
+const card = (id, title, hint, body, kind = "") => el("section", { class: `card ${kind}`, id }, el("h2", {}, title), el("p", { class: "hint" }, hint), body);
+const states = el("ul", { class: "rows" });
+const events = el("ol", { class: "events" });
+
+$("charts").append(
+  charts.budget.card, charts.accuracy.card, charts.age.card,
+  charts.classes.card, card("questions", "Questions", "how far they got", states),
+  charts.pictures.card, charts.latency.card, charts.updates.card,
+  charts.entropy.card, charts.drift.card, card("events", "Events", "starts, resets, the guard, reviews", events),
+);
+
+function show(status) {
+  $("state").hidden = true;
+  $("board").hidden = false;
+  $("title").textContent = status.stream;
+  $("about").textContent = `${status.method} · up for ${duration(status.now - status.started)} · ${many(classes.length, "class", "classes")}`;
+  glance(status);
+  const first = Math.min(points[0]?.at ?? status.now, labels[0]?.at ?? status.now);
+  const from = Math.max(status.now - SPANS[step], Math.min(first, status.now - 30 * step));
+  const size = binSize((status.now - from) / 90);
+  const base = { from, to: status.now, gap: Math.max(3 * size, 3 * step), marks: notices.map(mark) };
+  const bins = gather(points, size);
+  const known = points.filter((point) => point.allowed !== null);
+  const line = (key) => points.filter((point) => point[key] !== null).map((point) => ({ x: point.at, y: point[key] }));
+
+  charts.budget.draw({
+    ...base, least: 4, value: `${count(status.spent)} of ${count(status.allowed)}`,
+    series: [
+      { name: "allowed", kind: "step", cls: "k-quiet", points: [...known.map((p) => ({ x: p.at, y: p.allowed })), ...(known.length ? [{ x: status.now, y: status.allowed }] : [])] },
+      { name: "asked for", kind: "step", cls: "k-accent filled", points: [...known.map((p) => ({ x: p.at, y: p.spent })), ...(known.length ? [{ x: status.now, y: status.spent }] : [])] },
+    ],
+  });
+  drawAccuracy(base, status);
+  const ages = labels.filter((label) => label.at >= from);
+  charts.age.draw({
+    ...base, least: 1, value: status.label_age_s === null ? "" : `${duration(status.label_age_s)} on average`, empty: "no label in this time", legend: false,
+    series: [{ name: "age", kind: "dots", cls: "k-accent", points: ages.map((label) => ({ x: label.at, y: label.age_s })) }],
+  });
+  drawClasses(base, bins);
+  charts.pictures.draw({ ...base, least: 1, value: "", series: [{ name: "pictures/s", kind: "bars", cls: "k-accent", size, points: bins.map((bin) => ({ x: bin.at, y: bin.pictures / Math.min(size, Math.max(status.now - bin.at, step)) })) }] });
+  charts.latency.draw({
+    ...base, least: 1e-3, value: status.latency ? `${duration(status.latency.p50_s)} / ${duration(status.latency.p99_s)}` : "",
+    series: [{ name: "99 of 100", kind: "line", cls: "k-quiet", points: line("p99_s") }, { name: "median", kind: "line", cls: "k-accent", points: line("p50_s") }],
+  });
+  charts.updates.draw({
+    ...base, least: 1, value: `${count(status.skipped)} skipped`,
+    series: [
+      { name: "learned", kind: "bars", cls: "k-accent", size, points: bins.map((bin) => ({ x: bin.at, y: bin.learned })) },
+      { name: "skipped", kind: "bars", cls: "k-warn", size, points: bins.map((bin) => ({ x: bin.at, y: bin.skipped, y0: bin.learned, high: bin.skipped + bin.learned })) },
+    ],
+  });
+  const entropy = bins.filter((bin) => bin.pictures).map((bin) => ({ x: bin.at + size / 2, y: bin.entropy / bin.pictures })).filter((p) => p.x <= status.now);
+  charts.entropy.draw({ ...base, least: 0.05, value: entropy.length ? entropy.at(-1).y.toFixed(3) : "", series: [{ name: "entropy", kind: "line", cls: "k-accent", points: entropy }] });
+  charts.drift.draw({ ...base, least: 1e-3, value: status.drift.toPrecision(2), series: [{ name: "drift", kind: "line", cls: "k-accent", points: line("drift") }] });
+  drawStates(status.questions);
+  drawEvents(status.now);
+}
+
+function binSize(about) {
+  const sizes = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600].filter((size) => size % step === 0);
+  return sizes.find((size) => size >= about) ?? 3600;
+}
+
+// Points added up over longer times, so that bars are wide enough to see.
+function gather(list, size) {
+  const found = new Map();
+  for (const point of list) {
+    const at = Math.floor(point.at / size) * size;
+    const bin = found.get(at) ?? { at, pictures: 0, learned: 0, skipped: 0, entropy: 0, classes: {} };
+    found.set(at, bin);
+    for (const key of ["pictures", "learned", "skipped"]) bin[key] += point[key];
+    bin.entropy += (point.entropy ?? 0) * point.pictures;
+    for (const [label, number] of Object.entries(point.classes)) bin.classes[label] = (bin.classes[label] ?? 0) + number;
+  }
+  return [...found.values()];
+}
+
+function drawClasses(base, bins) {
+  const totals = {};
+  for (const bin of bins) for (const [label, number] of Object.entries(bin.classes)) totals[label] = (totals[label] ?? 0) + number;
+  const all = bins.reduce((sum, bin) => sum + bin.pictures, 0);
+  const best = Object.keys(totals).sort((a, b) => totals[b] - totals[a] || a - b).slice(0, NAMED);
+  const named = best.map(Number).sort((a, b) => a - b);
+  const filled = bins.filter((bin) => bin.pictures);
+  const low = new Map(filled.map((bin) => [bin, 0]));
+  const layer = (name, cls, share) => ({
+    name, cls, kind: "band",
+    points: filled.map((bin) => {
+      const from = low.get(bin);
+      const part = share(bin);
+      low.set(bin, from + part);
+      return { x: bin.at, y: part, low: from, high: from + part };
+    }),
+  });
+  const series = named.map((label, place) => layer(classes[label] ?? String(label), `c${place}`, (bin) => (bin.classes[label] ?? 0) / bin.pictures));
+  if (Object.keys(totals).length > named.length || filled.some((bin) => 1 - low.get(bin) > 1e-6)) {
+    series.push(layer("others", "c-rest", (bin) => Math.max(1 - low.get(bin), 0)));
+  }
+  const rows = best.map((label) => {
+    const meter = el("i", { class: `c${named.indexOf(Number(label))}` });
+    meter.style.width = `${(100 * totals[label]) / totals[best[0]]}%`;
+    return el("li", {}, el("span", { class: "name" }, classes[label] ?? label), el("span", { class: "track" }, meter), el("b", {}, percent(totals[label] / all, 0)));
+  });
+  charts.classes.draw({ ...base, ceiling: 1, value: "", series, legendNode: rows });
+}
+
+function wilson(right, total) {
+  const z = 1.96;
+  const weight = (z * z) / total;
+  const share = right / total;
+  const half = z * Math.sqrt((share * (1 - share)) / total + weight / (4 * total));
+  return [(share + weight / 2 - half) / (1 + weight), (share + weight / 2 + half) / (1 + weight)];
+}
+
+function drawAccuracy(base, { audit, accuracy: found }) {
+  const rights = [];
+  const list = [];
+  for (const label of labels) {
+    if (label.right === null) continue;
+    rights.push(label.right);
+    const last = rights.slice(-WINDOW);
+    const right = last.filter(Boolean).length;
+    const [low, high] = wilson(right, last.length);
+    if (label.at >= base.from) list.push({ x: label.at, y: right / last.length, low, high });
+  }
+  charts.accuracy.draw({
+    ...base, gap: Infinity, ceiling: 1, value: found ? percent(found.share) : "", legend: false,
+    empty: audit ? "no audit question was answered in this time" : "not measured: start with --audit 0.1",
+    series: [
+      { name: "95 % interval", kind: "band", cls: "k-accent soft", points: list.map(({ x, low, high }) => ({ x, low, high })) },
+      { name: "accuracy", kind: "line", cls: "k-accent", points: list.map(({ x, y }) => ({ x, y })) },
+    ],
+  });
+}
+
+const STATES = [
+  ["open", "open", "c1"], ["held", "held for review", "c3"], ["answered", "answered, learned with the next batch", "c4"],
+  ["learned", "answered and learned", "c2"], ["cant_tell", "nobody can tell", "c7"], ["expired", "expired", "c-rest"],
+];
+
+function drawStates(questions) {
+  const most = Math.max(...Object.values(questions), 1);
+  states.replaceChildren(...STATES.filter(([key]) => questions[key]).map(([key, text, cls]) => {
+    const meter = el("i", { class: cls });
+    meter.style.width = `${(100 * questions[key]) / most}%`;
+    return el("li", {}, el("span", { class: "name" }, text), el("b", {}, count(questions[key])), el("span", { class: "track" }, meter));
+  }));
+  if (!states.children.length) states.append(el("li", { class: "muted" }, "No question was asked yet."));
+}
+
+const EVENTS = {
+  start: () => "Started",
+  recovered: ({ replayed }) => `Came back after a crash, ${many(replayed, "event")} replayed`,
+  reset: ({ by }) => `Reset to the source by ${by}`,
+  guard: ({ why }) => `Guard: ${why}`,
+  held: ({ by, answers }) => `${many(answers, "answer")} of ${by} held for review`,
+  revoked: ({ answers, exact }) => `${many(answers, "label")} revoked${exact ? "" : ", approximately"}`,
+};
+
+const told = (notice) => EVENTS[notice.kind]?.(notice.body) ?? notice.kind;
+const mark = (notice) => ({ at: notice.at, kind: notice.kind, text: told(notice) });
+
+function drawEvents(now) {
+  const rows = notices.slice(0, 50).map((notice) => el(
+    "li", { class: notice.kind }, el("span", {}, told(notice)),
+    el("time", { datetime: new Date(notice.at * 1000).toISOString(), title: new Date(notice.at * 1000).toLocaleString() }, `${duration(Math.max(now - notice.at, 0.01))} ago`),
+  ));
+  events.replaceChildren(...(rows.length ? rows : [el("li", {}, "Nothing happened yet.")]));
+}
+
+// ---- beginning -----------------------------------------------------------------------------------------------------
+
+async function begin() {
+  try {
+    classes = await get("/classes");
+    const found = await get("/streams");
+    $("stream").replaceChildren(...found.map((item) => el("option", { value: item.stream }, item.stream)));
+    $("stream-pick").hidden = found.length < 2;
+    const wanted = decodeURIComponent(location.hash.slice(1));
+    stream = found.some((item) => item.stream === wanted) ? wanted : found[0].stream;
+    $("stream").value = stream;
+  } catch (error) {
+    failed(error);
+    $("state-text").textContent = error instanceof Refused ? `${error.message}.` : "The service cannot be reached. Trying again…";
+    $("state-button").hidden = !(error instanceof Refused && error.status === 403);
+    setTimeout(begin, EVERY_MS);
+    return;
+  }
+  $("leave").hidden = token() === null;
+  loop();
+}
+
+$("stream").addEventListener("change", () => {
+  stream = $("stream").value;
+  history.replaceState(null, "", `#${encodeURIComponent(stream)}`);
+  choose();
+});
+$("range").addEventListener("change", (event) => {
+  step = Number(event.target.value);
+  choose();
+});
+$("leave").addEventListener("click", forget);
+$("state-button").addEventListener("click", () => ask(""));
+document.addEventListener("visibilitychange", () => { if (!document.hidden) wake(); });
+begin();
