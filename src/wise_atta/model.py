@@ -743,8 +743,8 @@ class Classifier:
         elif isinstance(given, Statistics):
             self._use(replica, given.values)
             # Late samples are normalised as in the batch that asked: the kernel left unbiased variances there.
-            rescale = _Rebias(given.batch / count) if given.batch is not None else None
-            with _hooked(replica.norms, rescale):
+            biased = given.batch is None
+            with contextlib.nullcontext() if biased else _hooked(replica.norms, _Rebias((given.batch or 0) / count)):
                 yield given
         elif given == "source" or self.statistics == "source":
             for norm, (mean, var) in zip(replica.norms, replica.source_buffers, strict=True):
@@ -908,7 +908,7 @@ class _Renorm:
 
     μ and σ are the running statistics, r and d constants: the value is that of μ and σ, the gradient goes through the
     batch. The layer itself normalises with μ and σ, whatever it does afterwards, so it is given an input of the same
-    value whose gradient goes through μ_B and σ_B. On the first batch there are no running statistics, and nothing to do.
+    value whose gradient goes through μ_B and σ_B. The first batch has no running statistics, and nothing to do.
     """
 
     def __init__(self, running: bool, moments: list[tuple[Tensor, Tensor]]) -> None:
@@ -963,12 +963,12 @@ class _Mixture:
 
 
 @contextlib.contextmanager
-def _hooked(norms: Sequence[nn.Module], before: Callable[[int, Any, Tensor], Tensor | None]) -> Iterator[None]:
+def _hooked(norms: Sequence[nn.Module], before: Callable[[int, Any, Tensor], Tensor | None] | None) -> Iterator[None]:
     """Run `before(index, layer, input)` before every layer's forward; what it gives, if anything, is the new input."""
-    handles = [
-        norm.register_forward_pre_hook(lambda m, args, i=index: before(i, m, args[0]))
-        for index, norm in enumerate(norms)
-    ]
+    handles = []
+    if before is not None:
+        for index, norm in enumerate(norms):
+            handles.append(norm.register_forward_pre_hook(lambda m, args, i=index: before(i, m, args[0])))
     try:
         yield
     finally:
