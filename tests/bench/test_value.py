@@ -79,7 +79,7 @@ def test_the_baseline_is_the_best_that_asks_for_nothing(found: Value, made_runs:
 
 
 def test_errors_and_differences_are_those_of_a_slow_count(found: Value, made_runs: list[Run]) -> None:
-    source, tent, never, *asking = made_runs
+    _, tent, never, *asking = made_runs
     for place, point in enumerate(found.of("wise, paced")):
         ours = asking[2 * place : 2 * place + 2]
         assert (point.ratio, point.runs) == (ours[0].experiment["ratio"], 2)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from wise_atta.bench import runs
+from wise_atta.bench.record import write_json, write_text
+from wise_atta.bench.value import REPLICATES, value
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -45,3 +50,45 @@ def bundle_command(
     found = runs.bundle(paths, out, queries=queries)
     typer.echo(f"{out}: {len(found.runs)} runs, {out.stat().st_size / 2**20:.2f} MiB")
     _left_out(found.problems)
+
+
+@app.command("value")
+def value_command(
+    paths: Runs,
+    out: Annotated[
+        Path | None, typer.Option(help="A folder for value.png, .svg, .html (the figure), .md and .json.")
+    ] = None,
+    replicates: Annotated[int, typer.Option(min=1, help="Of the bootstrap.")] = REPLICATES,
+    seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Say what labels bought: error against labels spent, beside the best method that asks for none.
+
+    Takes runs over one stream: methods with and without labels, best at several ratios and with several seeds.
+
+    Example: wise-atta value runs/sweep --out value
+    """
+    read = runs.find(paths)
+    found = value(read.runs, seed=seed, replicates=replicates, left_out=read.problems)
+    if out is not None:
+        found.figure().write(out, "value")
+        write_text(out / "value.md", found.markdown())
+        write_json(out / "value.json", found.to_dict())
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1))
+    else:
+        console = Console()
+        head, lines = found.table(short=True)
+        table = Table(title=found.title(), caption=found.note(), box=box.SIMPLE_HEAD, pad_edge=False)
+        for place, name in enumerate(head):
+            table.add_column(
+                name, justify="right" if place else "left", min_width=9 if 4 <= place < len(head) - 1 else 4
+            )
+        for line in lines:
+            table.add_row(*line)
+        console.print(table)
+        for text in found.words():
+            console.print(text, highlight=False, soft_wrap=True, markup=False)
+        if out is not None:
+            console.print(f"Figure, table and numbers: {out}", highlight=False, soft_wrap=True, markup=False)
+    _left_out(read.problems)

@@ -17,16 +17,46 @@ THEME = """
 --wrong:#f87171}}
 """
 SERIES = ("source", "bn", "tent", "never", "uniform", "paced", "right", "wrong", "dim")
+
+
+def _rules(names: Iterable[str]) -> str:
+    return "".join(
+        f"svg .line.{name}{{stroke:var(--{name})}} svg :is(.area,.dot,.bar,text).{name}{{fill:var(--{name})}}\n"
+        for name in names
+    )
+
+
 STYLE = """
 svg text{fill:var(--ink);font:12px system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
 svg .tick{fill:var(--dim);font-size:11px} svg .axis{stroke:var(--dim)} svg .grid{stroke:var(--rule)}
 svg .line{fill:none;stroke-width:2;stroke-linejoin:round} svg .dashed{stroke-dasharray:5 4;stroke-width:1.5}
 svg .area{opacity:.18;stroke:none} svg .dot{opacity:.55;stroke:none} svg .bar{stroke:none}
 svg .whisker{stroke:var(--ink)} svg .head{font-size:13px;font-weight:600}
-""" + "".join(
-    f"svg .line.{name}{{stroke:var(--{name})}} svg :is(.area,.dot,.bar,text).{name}{{fill:var(--{name})}}\n"
-    for name in SERIES
+""" + _rules(SERIES)
+
+# For pictures of whatever was run, series by number: light and dark.
+_LIGHT = ["#e11d48", "#2563eb", "#059669", "#d97706", "#7c3aed", "#0891b2", "#be185d", "#65a30d", "#475569", "#92400e"]
+_DARK = ["#fb7185", "#60a5fa", "#34d399", "#fbbf24", "#a78bfa", "#22d3ee", "#f472b6", "#a3e635", "#94a3b8", "#fdba74"]
+NUMBERED = tuple(f"s{place}" for place in range(len(_LIGHT)))
+
+
+def _colours(values: Sequence[str]) -> str:
+    return ":root{" + "".join(f"--{name}:{value};" for name, value in zip(NUMBERED, values, strict=True)) + "}"
+
+
+NUMBERED_STYLE = (
+    f"{_colours(_LIGHT)}\n@media (prefers-color-scheme:dark){{{_colours(_DARK)}}}\n"
+    f"svg .thin{{stroke-width:1.2}} svg .dot.full{{opacity:1}}\n{_rules(NUMBERED)}"
 )
+
+
+def series(place: int) -> str:
+    """The class of the series at a place; colours come again after ten.
+
+    >>> series(0), series(12)
+    ('s0', 's2')
+    """
+    return NUMBERED[place % len(NUMBERED)]
 
 
 @dataclass(frozen=True)

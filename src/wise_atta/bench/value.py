@@ -19,6 +19,7 @@ from wise_atta import errors, rng
 from wise_atta.bench import bootstrap
 from wise_atta.bench.bootstrap import Array
 from wise_atta.bench.demo import Interval
+from wise_atta.bench.figures import Figure, Panel, Series
 from wise_atta.bench.runs import Run
 from wise_atta.bench.table import markdown
 
@@ -47,7 +48,7 @@ class Difference:
     all, never_asked
         Over all samples, and over those whose picture neither asked for; None if there is no such picture.
     per_100, per_100_never_asked
-        Points of error removed by 100 labels: the difference with its sign turned, by labels spent. None without labels.
+        Points of error removed by 100 labels: the difference with its sign turned, by labels spent; None: no labels.
     """
 
     to: str
@@ -180,8 +181,8 @@ class Value:
             f"{spec['data']} {spec['protocol']}: {self.stream['batches']:,} batches, {self.stream['samples']:,} samples"
         )
 
-    def table(self) -> tuple[list[str], list[list[str]]]:
-        """Head and lines, for a terminal and for pages."""
+    def table(self, short: bool = False) -> tuple[list[str], list[list[str]]]:
+        """Head and lines, for pages and, without the interval of the error, for a terminal."""
         # Where the best unlabelled method is the same method without labels, one comparison is enough.
         both = any(point.alone is not None and point.alone.to != self.baseline for point in self.points)
         head = ["method", "ratio", "labels", "error %", f"− {self.baseline}", "never asked", "per 100 labels"]
@@ -190,7 +191,7 @@ class Value:
         for point in self.points:
             name = point.method + (" (by a teacher)" if point.kind == "taught" else "")
             ratio = f"{point.ratio:g}" if point.kind == "asking" else ""
-            cells = [name, ratio, f"{point.labels:.0f}", _plain(point.error), *_cells(point.against)]
+            cells = [name, ratio, f"{point.labels:.0f}", _plain(point.error, short), *_cells(point.against)]
             lines.append([*cells, *(_cells(point.alone) if both else []), str(point.runs)])
         return [*head, "runs"], lines
 
@@ -202,6 +203,35 @@ class Value:
             if (found.ratio is None) != (other.ratio is None):
                 said.append(f"On samples never asked for, {found.words()}")
         return said
+
+    def figure(self) -> Figure:
+        """Error against labels spent, and the difference to the best unlabelled method on the same samples."""
+        error, everywhere, elsewhere = [], [], []
+        # The baseline differs from itself by nothing.
+        itself = Difference(self.baseline, _NOTHING, _NOTHING, None, None)
+        for method in self.asking:
+            points = self._curve(method)
+            labels, found = [point.labels for point in points], [point.against or itself for point in points]
+            kept = [(n, one.never_asked) for n, one in zip(labels, found, strict=True) if one.never_asked is not None]
+            error.append(Series(method, labels, *_bars([point.error for point in points])))
+            everywhere.append(Series(method, labels, *_bars([one.all for one in found])))
+            elsewhere.append(Series(method, [n for n, _ in kept], *_bars([one for _, one in kept])))
+        free = [point for point in self.points if point.kind == "unlabelled"]
+        bars = Series("without labels", list(range(len(free))), *_bars([point.error for point in free]))
+        spent, points_to = "labels spent", f"points, against {self.baseline}"
+        panels = [
+            Panel(f"Error; dashed: {self.baseline}", "lines", spent, "error %", error, level=self.best.error.mean),
+            Panel("Difference, all samples", "lines", spent, points_to, everywhere, level=0.0),
+            Panel("Error without labels", "bars", "", "error %", [bars], names=[point.method for point in free]),
+            Panel("Difference, pictures never asked for", "lines", spent, points_to, elsewhere, level=0.0),
+        ]
+        return Figure(f"What labels buy on {self.title()}", panels, " ".join([*self.words(), self.note()]))
+
+    def _curve(self, method: str) -> list[Point]:
+        """The points of a method that asks, after the same method without labels where that was run."""
+        points = self.of(method)
+        twins = {point.alone.to for point in points if point.alone is not None}
+        return [*(p for p in self.points if p.method in twins and p.kind == "unlabelled"), *points]
 
     def markdown(self) -> str:
         """Table, answers and how to read them, for a page."""
@@ -562,6 +592,14 @@ def _break_evens(
     return found
 
 
+_NOTHING = Interval(0.0, 0.0, 0.0)
+
+
+def _bars(found: Sequence[Interval]) -> tuple[list[float], list[float]]:
+    """Heights, and half the width of each interval."""
+    return [one.mean for one in found], [(one.high - one.low) / 2 for one in found]
+
+
 def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
@@ -575,8 +613,8 @@ def _ratio(value: float | None) -> str:
     return "never" if value is None else f"{value:.2g}"
 
 
-def _plain(found: Interval) -> str:
-    return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+def _plain(found: Interval, short: bool) -> str:
+    return f"{found.mean:.2f}" if short else f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
 def _cells(found: Difference | None) -> list[str]:

@@ -1,0 +1,74 @@
+"""Do the commands that look at runs print and write what they say, and name what they could not read?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bench.made import made
+
+from wise_atta import cli, rng
+
+BATCHES, BATCH = 20, 8
+
+
+def mistakes(share: float, who: str) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    return rng.numpy(0, who).random((BATCHES, BATCH)) < share
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A method without labels, and one that asks at two ratios."""
+    made(tmp_path / "runs" / "tent", mistakes(0.3, "tent"), method="tent")
+    for ratio, share in ((0.25, 0.35), (0.5, 0.15)):
+        picked = {number: [number % BATCH] for number in range(0, BATCHES, round(1 / ratio))}
+        made(tmp_path / "runs" / f"wise-{ratio}", mistakes(share, f"{ratio}"), picked=picked, ratio=ratio)
+    return tmp_path / "runs"
+
+
+def call(*arguments: object) -> int:
+    """The exit code of a command."""
+    with pytest.raises(SystemExit) as left:
+        cli.main([str(argument) for argument in arguments])
+    return int(left.value.code or 0)
+
+
+def test_value_prints_a_table_and_the_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("value", folder, "--replicates", 50) == 0
+    said = capsys.readouterr().out
+    assert "Best without labels: tent" in said and "wise: better than tent from 0." in said
+
+
+def test_value_writes_figure_table_and_numbers(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("value", folder, "--replicates", 50, "--out", tmp_path / "out", "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "out" / "value.json").read_text())
+    assert printed["baseline"] == "tent" and len(printed["points"]) == 3
+    assert (tmp_path / "out" / "value.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "out" / "value.html").read_text()
+    assert "http" not in page and "What labels buy on digits+c" in page
+    assert "| wise | 0.5 | 10 |" in (tmp_path / "out" / "value.md").read_text()
+    assert "<svg" in (tmp_path / "out" / "value.svg").read_text()
+
+
+def test_a_broken_run_is_left_out_aloud(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = folder / "wise-0.25" / "steps.parquet"
+    broken.write_bytes(b"PAR1")
+    assert call("value", folder, "--replicates", 50, "--json") == 3
+    caught = capsys.readouterr()
+    assert len(json.loads(caught.out)["points"]) == 2 and str(broken) in json.loads(caught.out)["left_out"][0]
+    assert str(broken) in caught.err.replace("\n", "")
+    assert call("bundle", folder, "--out", tmp_path / "runs.zip") == 3
+    assert call("value", tmp_path / "runs.zip", "--replicates", 50, "--json") == 0
+    assert len(json.loads(capsys.readouterr().out.partition("MiB\n")[2])["points"]) == 2
+
+
+def test_mixed_streams_are_an_error_that_names_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made(folder / "other", mistakes(0.3, "tent"), method="bn", severity=3)
+    assert call("value", folder) == 3
+    said = capsys.readouterr().err
+    assert "severity" in said and str(folder / "other") in said
