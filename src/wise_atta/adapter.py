@@ -116,7 +116,7 @@ class Adapter:
         How a late label's sample is normalised in BatchNorm nets: with the statistics of its ``"own"`` batch, of the
         ``"current"`` batch, or of the ``"source"``.
     late_weight
-        Half-life, in batches, of what a late label counts for: at age a its loss is weighted by 2^(−a/late_weight).
+        The age, in batches, at which a late label counts half: at age a its loss is weighted by 1/(1 + a/late_weight).
         None: all count alike.
     late_limit
         A label more than so many batches old is recorded and stays charged, but is not learned. None: all are learned.
@@ -151,7 +151,7 @@ class Adapter:
         if labels is not None and labels < 1:
             raise errors.BadConfig(f"labels (a batch) must be at least 1, not {labels}")
         if late_weight is not None and not 0 < late_weight < math.inf:
-            raise errors.BadConfig(f"late_weight must be None or a half-life above 0 batches, not {late_weight}")
+            raise errors.BadConfig(f"late_weight must be None or an age above 0 batches, not {late_weight}")
         for name, batches in (("late_limit", late_limit), ("expires_after", expires_after)):
             if batches is not None and batches < 0:
                 raise errors.BadConfig(f"{name} must be None or 0 batches or more, not {batches}")
@@ -452,7 +452,7 @@ class Adapter:
             statistics = forward.statistics
         weight = item.answer.weight
         if self.late_weight is not None:
-            weight *= 2 ** ((item.query.batch - self._number) / self.late_weight)
+            weight /= 1 + (self._number - item.query.batch) / self.late_weight
         return Late(inputs, item.label, weight, statistics)
 
     def _checked(self, answers: Mapping[str, AnswerLike]) -> list[Answered]:

@@ -24,10 +24,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     PLAIN: {},
     "statistics of the current batch": {"context": "current"},
     "statistics of the source": {"context": "source"},
-    "half-life of 50 batches": {"late_weight": 50},
+    "weight 1/(1 + age/10)": {"late_weight": 10},
+    "weight 1/(1 + age/50)": {"late_weight": 50},
     "limit of 100 batches": {"late_limit": 100},
     "head alone learns": {"options": {"supervise_norm": False}},
     "asked early": {"early": True},
+    "asked early, weight 1/(1 + age/10)": {"early": True, "late_weight": 10},
 }
 
 

@@ -77,7 +77,9 @@ def serve(
     context: Annotated[
         str, typer.Option(help="How a late label's sample is normalised: own, current, source.")
     ] = "own",
-    late_weight: Annotated[float | None, typer.Option(help="Half-life of a late label, in micro-batches.")] = None,
+    late_weight: Annotated[
+        float | None, typer.Option(help="Micro-batches after which a late label counts half.")
+    ] = None,
     late_limit: Annotated[int | None, typer.Option(help="Micro-batches after which a label is not learned.")] = None,
     stream: Annotated[list[str] | None, typer.Option(help="Name of a stream; may be given several times.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

@@ -60,8 +60,8 @@ class Settings:
         What BatchNorm layers normalise with. ``"source"`` and ``"ema"`` (served with the average as it stands) keep an
         answer independent of the other pictures in its micro-batch; ``"batch"`` and ``"mixed"`` do not.
     context, late_weight, late_limit
-        How the sample of a late label is normalised, the half-life of what it counts for, and the age from which on it
-        is not learned any more, both in learned micro-batches; see `Adapter`.
+        How the sample of a late label is normalised, the age at which it counts half, and the age beyond which it is
+        not learned any more, both in learned micro-batches; see `Adapter`.
     guard
         Whether collapse is watched for.
     classes
