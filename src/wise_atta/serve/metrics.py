@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import fields
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from wise_atta.serve.ledger import Question, count_by
 from wise_atta.serve.service import Service, Tally
@@ -82,6 +84,28 @@ class Metrics:
             buckets=_SECONDS,
             registry=self.registry,
         )
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """The application with its requests timed."""
+
+        async def timed(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                await app(scope, receive, send)
+                return
+            began, status = time.perf_counter(), 500
+
+            async def watch(message: Message) -> None:
+                nonlocal status
+                status = message.get("status", status)
+                await send(message)
+
+            try:
+                await app(scope, receive, watch)
+            finally:
+                route = getattr(scope.get("route"), "path", "none")
+                self.seconds.labels(route, str(status)).observe(time.perf_counter() - began)
+
+        return timed
 
     def text(self) -> bytes:
         """All of it."""

@@ -25,7 +25,7 @@ from wise_atta.serve.intake import Intake
 from wise_atta.serve.learner import Learner
 from wise_atta.serve.ledger import Charge, Learned, Ledger, Question
 from wise_atta.serve.ledger import Reply as AnswerRow
-from wise_atta.serve.state import Audit, Event, Outcome, State, guess, pack, unpack
+from wise_atta.serve.state import Audit, Event, Outcome, State, best_guesses, pack, unpack
 from wise_atta.who.query import pack_query
 
 T = TypeVar("T")
@@ -128,7 +128,7 @@ class Stream:
             "requests": [[job.request, len(job.samples)] for job in jobs],
             "kinds": [sample.kind for sample in samples],
             "sizes": [len(sample.data) for sample in samples],
-            "top": [guess(row) for row in logits],
+            "top": best_guesses(logits),
         }
         pictures = b"".join(sample.data for sample in samples)
         admitted = False

@@ -213,14 +213,15 @@ def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
     return (middle - half) / (1 + weight), (middle + half) / (1 + weight)
 
 
-def guess(logits: Tensor, count: int = 5) -> list[tuple[int, float]]:
-    """The likeliest classes and their probabilities.
+def best_guesses(logits: Tensor, count: int = 5) -> list[list[tuple[int, float]]]:
+    """The likeliest classes of each row and their probabilities.
 
-    >>> guess(torch.tensor([0.0, 2.0, 1.0]), 2)
-    [(1, 0.6652...), (2, 0.2447...)]
+    >>> best_guesses(torch.tensor([[0.0, 2.0, 1.0]]), 2)
+    [[(1, 0.6652...), (2, 0.2447...)]]
     """
     best = logits.double().softmax(-1).topk(min(count, logits.shape[-1]))
-    return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [list(zip(labels, shares, strict=True)) for labels, shares in rows]
 
 
 def is_audit(query_id: str) -> bool:
@@ -294,7 +295,7 @@ class State:
         for query in out.queries:
             row = query.index
             source = event.samples()[row]
-            asked.append(Asked(query.id, row, names[row], False, guess(query.logits), *source, query))
+            asked.append(Asked(query.id, row, names[row], False, best_guesses(query.logits[None])[0], *source, query))
         refunded = [name for name in step.expired if name not in self._shown]
         for name in step.expired:
             self._shown.pop(name, None)
