@@ -8,6 +8,7 @@ from torch import nn
 
 from wise_atta import errors, methods
 from wise_atta.adapter import Adapter
+from wise_atta.distributed import SharedAdapter, SharedClassifier
 from wise_atta.guard import Guard
 from wise_atta.methods import Method
 from wise_atta.model import Classifier
@@ -29,7 +30,8 @@ def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Ad
     options
         Shared out by name: `head`, `classes`, `mean`, `std`, `statistics`, `prior`, `ema_weight` to the `Classifier`;
         `annotator`, `context`, `late_weight`, `late_limit`, `expires_after`, `shadow`, `guard` to the `Adapter`
-        (``guard=True`` is `Guard()`); the rest (`ratio`, `lr`, …) to the method.
+        (``guard=True`` is `Guard()`); the rest (`ratio`, `lr`, …) to the method. With `group`, a process group or
+        ``"world"``, several processes share the batches of one stream (`wise_atta.distributed`).
 
     Examples
     --------
@@ -39,6 +41,7 @@ def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Ad
     >>> out = adapter.predict(torch.randn(16, 4, generator=torch.Generator().manual_seed(0)))
     >>> step = adapter.learn(out, {query.id: 0 for query in out.queries})
     """
+    group = options.pop("group", None)
     wrapper = {name: options.pop(name) for name in _ADAPTER if name in options}
     if isinstance(wrapper.get("guard"), bool):
         wrapper["guard"] = Guard() if wrapper["guard"] else None
@@ -47,14 +50,16 @@ def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Ad
         method = methods.get(method, **options)
     elif options:
         raise errors.BadConfig(f"{', '.join(options)}: give these to the method itself, it was made by hand")
-    classifier = Classifier(model, adapt=method.update.adapts, **({"statistics": method.statistics} | seen))
-    return Adapter(
-        classifier,
-        method.update,
-        policy=method.policy,
-        utility=method.utility,
-        selector=method.selector,
-        labels=method.labels,
-        anchor=method.anchor,
+    seen = {"statistics": method.statistics} | seen
+    parts = {
+        "policy": method.policy,
+        "utility": method.utility,
+        "selector": method.selector,
+        "labels": method.labels,
+        "anchor": method.anchor,
         **wrapper,
-    )
+    }
+    if group is not None:
+        shared = SharedClassifier(model, group=group, adapt=method.update.adapts, **seen)
+        return SharedAdapter(shared, method.update, **parts)
+    return Adapter(Classifier(model, adapt=method.update.adapts, **seen), method.update, **parts)

@@ -1,0 +1,488 @@
+"""How do several processes adapt one model to one stream? Each takes a share of every batch; all take the same step.
+
+What a process computes alone is its share's forward and backward. Three things are exchanged: moments in every
+BatchNorm layer, forwards and backwards; the logits and features of all shares, so that utility, policy, selector,
+filters and losses see the whole batch in every process and need not know of the others; and gradients, which are
+summed. A loss is thus that of the whole batch, wherever the samples are that pass a filter, and all processes have the
+same values to the bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeAlias
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from wise_atta import errors
+from wise_atta.adapter import Adapter, Prediction, Step
+from wise_atta.how import (
+    Balanced,
+    Descend,
+    Entropy,
+    Late,
+    NoUpdate,
+    PublishedTwoStep,
+    ReliableEntropy,
+    SharpnessAware,
+    TwoStep,
+    Update,
+)
+from wise_atta.model import Classifier, Forward, Statistics, Version, _Replica
+from wise_atta.stream import Batch, Inputs, leaves
+from wise_atta.who import Answered, AnswerLike, Query
+
+Group: TypeAlias = "dist.ProcessGroup | Literal['world']"
+
+_UPDATES = (NoUpdate, Descend, SharpnessAware, Balanced, TwoStep, PublishedTwoStep)
+_OBJECTIVES = (Entropy, ReliableEntropy)
+
+
+class Ranks:
+    """A group of processes, and which of them this one is.
+
+    Parameters
+    ----------
+    group
+        A process group, or ``"world"`` for all processes.
+    """
+
+    def __init__(self, group: Group = "world") -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise errors.BadConfig(
+                "group needs the processes to know of each other: call torch.distributed.init_process_group first"
+            )
+        if isinstance(group, str) and group != "world":
+            raise errors.unknown("group", group, ["world"])
+        self._group = None if isinstance(group, str) else group
+        self.rank = dist.get_rank(self._group)
+        self.size = dist.get_world_size(self._group)
+        if self.rank < 0:
+            raise errors.BadConfig(
+                "this process is not in the group it was given: make the adapter in its members alone"
+            )
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, in their order; all have one shape."""
+        found = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        dist.all_gather(found, tensor.contiguous(), group=self._group)
+        return found
+
+    def gather_rows(self, tensor: Tensor, shares: Sequence[int]) -> Tensor:
+        """The rows of all ranks one after the other, `shares` of them each."""
+        padded = tensor
+        if len(tensor) < max(shares):
+            padded = tensor.new_zeros(max(shares), *tensor.shape[1:])
+            padded[: len(tensor)] = tensor
+        return torch.cat([part[:rows] for part, rows in zip(self.gather(padded), shares, strict=True)])
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """The sum over all ranks, the same bits in each; written into the tensor."""
+        dist.all_reduce(tensor, group=self._group)
+        return tensor
+
+    def objects(self, value: Any) -> list[Any]:
+        """What every rank brought, in their order."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value, group=self._group)
+        return found
+
+    def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and biased variance of every channel over the rows of all ranks, and how many rows those are."""
+        var, mean = torch.var_mean(x, dim=_all_but_channels(x), correction=0)
+        rows = mean.new_full((1,), x.numel() // x.shape[1])
+        said = torch.stack(self.gather(torch.cat([mean, var, rows])))
+        means, variances, counts = torch.split_with_sizes(said, [len(mean), len(mean), 1], dim=1)
+        total = counts.sum()
+        mean = (means * counts).sum(dim=0) / total
+        # The spread inside the shares and that between them: exact, where E[x²] − E[x]² would cancel.
+        var = ((variances + (means - mean).square()) * counts).sum(dim=0) / total
+        return mean, var, total
+
+
+def _all_but_channels(x: Tensor) -> list[int]:
+    return [0, *range(2, x.dim())]
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+class _Gather(torch.autograd.Function):
+    """All rows forwards. Every rank computes the whole loss, so backwards each keeps what its own rows are due."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ranks: Ranks, shares: Sequence[int]) -> Tensor:
+        ctx.own = _span(ranks.rank, shares)
+        return ranks.gather_rows(rows, shares)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0][ctx.own], None, None
+
+
+class _Normalise(torch.autograd.Function):
+    """Batch normalisation with the moments of all ranks, and its gradient, which goes through them.
+
+    With x̂ = (x − μ)/σ over N rows: ∂/∂x = γ/σ·(g − (1/N) Σ g − x̂·(1/N) Σ g·x̂), sums over all ranks. The gradients of γ
+    and β are those of this rank's rows; the classifier adds them up with all others.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: _BatchNorm, ranks: Ranks
+    ) -> Tensor:
+        mean, var, total = ranks.moments(_wide(x))
+        assert norm.running_mean is not None and norm.running_var is not None
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(var * total / (total - 1))  # unbiased, as the kernel leaves it
+        inverse = (var + norm.eps).rsqrt()
+        ctx.save_for_backward(x, weight, mean, inverse, total)
+        ctx.ranks = ranks
+        out = _standard(x, mean, inverse)
+        if weight is not None:
+            out = out * _broad(weight, x)
+        if bias is not None:
+            out = out + _broad(bias, x)
+        return out.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
+        x, weight, mean, inverse, total = ctx.saved_tensors
+        by_output, standard = _wide(grads[0]), _standard(x, mean, inverse)
+        by_bias = by_output.sum(dim=_all_but_channels(x))
+        by_weight = (by_output * standard).sum(dim=_all_but_channels(x))
+        by_x = None
+        if ctx.needs_input_grad[0]:
+            of_bias, of_weight = (ctx.ranks.add(torch.cat([by_bias, by_weight])) / total).chunk(2)
+            by_x = by_output - _broad(of_bias, x) - standard * _broad(of_weight, x)
+            by_x = (by_x * _broad(inverse if weight is None else inverse * weight, x)).to(x.dtype)
+        needs = ctx.needs_input_grad
+        return by_x, by_weight if needs[1] else None, by_bias if needs[2] else None, None, None
+
+
+def _broad(values: Tensor, x: Tensor) -> Tensor:
+    return values.view(1, -1, *[1] * (x.dim() - 2))
+
+
+def _standard(x: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
+    return (_wide(x) - _broad(mean, x)) * _broad(inverse, x)
+
+
+def _span(rank: int, shares: Sequence[int]) -> slice:
+    """Where in the whole batch the rows of a rank are."""
+    start = sum(shares[:rank])
+    return slice(start, start + shares[rank])
+
+
+class SharedClassifier(Classifier):
+    """A classifier whose batches are spread over the ranks of a group: inputs are a share, logits are of the batch.
+
+    Parameters
+    ----------
+    model, options
+        As for `Classifier`. The ways to run that record or recompute a network cannot be used.
+    group
+        See `Ranks`.
+    """
+
+    def __init__(self, model: nn.Module, *, group: Group = "world", **options: Any) -> None:
+        for name in ("compile", "graphs", "checkpointing"):
+            if options.get(name):
+                raise errors.BadConfig(f"{name} and group cannot be used together: leave one of them out")
+        if options.get("statistics") == "renorm":
+            raise errors.BadConfig("statistics='renorm' is not known over several processes: use 'batch' or 'ema'")
+        self.ranks = Ranks(group)
+        super().__init__(model, **options)
+        self._shares: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+        self._total = 0
+
+    def check(self, inputs: Inputs) -> int:
+        """Refuse a share that cannot be predicted on, in every process at once; otherwise the size of the batch."""
+        problem: errors.WiseAttaError | None = None
+        rows, shapes = 0, 0
+        try:
+            rows = super().check(inputs)
+        except errors.SingleSample:
+            rows = 1
+        except errors.BadInput as error:
+            problem = error
+        if problem is None:
+            kinds = [(tuple(leaf.shape[1:]), str(leaf.dtype)) for leaf in leaves(inputs)]
+            shapes = zlib.crc32(repr(kinds).encode())
+        message = torch.tensor([rows, shapes], dtype=torch.long, device=self.device)
+        said = torch.stack(self.ranks.gather(message)).tolist()
+        shares = tuple(row[0] for row in said)
+        if problem is not None:
+            raise problem
+        if 0 in shares:
+            raise errors.BadInput(f"rank {shares.index(0)} has a share that cannot be predicted on: see its own error")
+        if len({row[1] for row in said}) > 1:
+            raise errors.BadInput("the ranks' shares of this batch differ in shape or dtype: cut one batch into shares")
+        if sum(shares) == 1:
+            super().check(inputs)
+        self._shares[leaves(inputs)[0]] = shares
+        return sum(shares)
+
+    def shares(self, inputs: Inputs) -> tuple[int, ...]:
+        """How many rows of the batch each rank has."""
+        shares: tuple[int, ...] = self._shares[leaves(inputs)[0]]
+        return shares
+
+    def own(self, inputs: Inputs) -> slice:
+        """Where in the batch this rank's rows are."""
+        return _span(self.ranks.rank, self.shares(inputs))
+
+    def forward(
+        self,
+        inputs: Inputs,
+        *,
+        version: Version | None = None,
+        statistics: Statistics | Literal["source"] | None = None,
+        grad: bool = False,
+    ) -> Forward:
+        """Run the network once: on this rank's share, or, where statistics are given, on inputs that all ranks have."""
+        if statistics is None:
+            return self.forward_share(inputs, version=version, grad=grad)
+        alone = super().forward(inputs, version=version, statistics=statistics, grad=grad)
+        # Every rank does the same, and gradients are summed: each counts for its part.
+        logits = alone.logits.detach().lerp(alone.logits, 1 / self.ranks.size) if grad else alone.logits
+        return replace(alone, logits=logits)
+
+    def forward_share(
+        self,
+        inputs: Inputs,
+        *,
+        version: Version | None = None,
+        statistics: Literal["source"] | None = None,
+        grad: bool = False,
+    ) -> Forward:
+        """Run the network on this rank's share; logits and features are those of the whole batch."""
+        shares = self.shares(inputs)
+        self._total = sum(shares)
+        part = super().forward(inputs, version=version, statistics=statistics, grad=grad)
+        self._shares[leaves(part.inputs)[0]] = shares
+        with torch.inference_mode(False), torch.set_grad_enabled(grad):
+            logits: Tensor = _Gather.apply(part.logits, self.ranks, shares)
+        return replace(part, logits=logits, features=self.ranks.gather_rows(part.features.detach(), shares))
+
+    def gradients(
+        self, loss: Tensor, version: Version, groups: Sequence[str], *, retain_graph: bool = False, head: bool = False
+    ) -> dict[str, list[Tensor]]:
+        """As for `Classifier`, of the loss over all ranks' rows: what every rank's own rows are due, summed."""
+        found = super().gradients(loss, version, groups, retain_graph=retain_graph, head=head)
+        grads = [grad for group in groups for grad in found[group]]
+        if not grads:
+            return found
+        flat = torch.cat([grad.flatten() for grad in grads])
+        # The head's step starts from features that all ranks have, so each has the whole of its gradient already.
+        total = self.ranks.add(flat / self.ranks.size if head else flat)
+        summed = iter(torch.split_with_sizes(total, [grad.numel() for grad in grads]))
+        return {group: [next(summed).view_as(grad) for grad in found[group]] for group in groups}
+
+    @contextlib.contextmanager
+    def _normalising(
+        self,
+        replica: _Replica,
+        given: Statistics | Literal["source"] | None,
+        count: int,
+        running: Tensor | None,
+    ) -> Iterator[Statistics | None]:
+        shared = given is None and bool(replica.norms)
+        if not shared or self.statistics != "batch":
+            with super()._normalising(replica, given, self._total if shared else count, running) as used:
+                yield used
+            return
+        scratch = self._scratch()
+        self._use(replica, scratch)
+        for norm in replica.norms:
+            norm.forward = functools.partial(_normalise, norm, self.ranks)  # type: ignore[method-assign]
+        try:
+            yield Statistics(scratch, batch=self._total)
+        finally:
+            for norm in replica.norms:
+                del norm.forward
+
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, var, _ = self.ranks.moments(_wide(x.detach()))
+        return mean, var
+
+
+def _normalise(norm: _BatchNorm, ranks: Ranks, x: Tensor) -> Tensor:
+    out: Tensor = _Normalise.apply(x, norm.weight, norm.bias, norm, ranks)
+    return out
+
+
+class SharedAdapter(Adapter):
+    """An adapter that is one of several: each is given its share of every batch, all ask and learn as one.
+
+    `predict`, `learn`, `step`, `answer` and `show` are called in every process, for the same batches in the same order.
+    A question comes up in the process that has its sample; an answer given in any process reaches all.
+
+    Parameters
+    ----------
+    classifier
+        Of the same model in every process.
+    update, parts
+        As for `Adapter`, and the same in every process.
+    """
+
+    classifier: SharedClassifier
+
+    def __init__(self, classifier: SharedClassifier, update: Update, **parts: Any) -> None:
+        _check_supported(update)
+        if parts.get("guard") is not None:
+            raise errors.BadConfig("guard and group cannot be used together: leave one of them out")
+        self.ranks = classifier.ranks
+        self._agree(classifier, update, parts)
+        super().__init__(classifier, update, **parts)
+        self._asked: WeakKeyDictionary[Prediction, list[Query]] = WeakKeyDictionary()
+
+    def _agree(self, classifier: SharedClassifier, update: Update, parts: Mapping[str, Any]) -> None:
+        """Refuse, in every process, to start with options that are not those of the others."""
+        here = {
+            "model": classifier.fingerprint(),
+            "statistics": classifier.statistics,
+            "prior": classifier.prior,
+            "ema_weight": classifier.ema_weight,
+            "update": _described(update),
+            **{name: _described(part) for name, part in parts.items() if name != "annotator"},
+        }
+        for rank, there in enumerate(self.ranks.objects(here)):
+            differ = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
+            if differ:
+                raise errors.BadConfig(
+                    f"rank {rank} and rank {self.ranks.rank} were given different options ({', '.join(differ)}): "
+                    "all processes must adapt the same model in the same way"
+                )
+
+    # -- predict --------------------------------------------------------------------------------------------------
+
+    def predict(self, x: Inputs | Batch, *, ask: bool = True, learn: bool = True) -> Prediction:
+        """As for `Adapter`, of this rank's share of a batch: `logits` are of its samples, and so are `queries`.
+
+        The index of a question counts in the share.
+        """
+        batch = x if isinstance(x, Batch) else Batch(x)
+        out = super().predict(batch, ask=ask, learn=learn)
+        own = self.classifier.own(batch.inputs)
+        self._asked[out] = out.queries
+        out.logits = out.logits[own]
+        out.queries = [
+            replace(query, index=query.index - own.start)
+            for query in out.queries
+            if own.start <= query.index < own.stop
+        ]
+        return out
+
+    def _read(self, numbers: Tensor) -> list[float]:
+        said = torch.stack(self.ranks.gather(numbers)).tolist()
+        return [min(row[0] for row in said), *said[0][1:]]
+
+    def _questions(self, batch: Batch, number: int, rows: Sequence[int], logits: Tensor) -> list[Query]:
+        own = self.classifier.own(batch.inputs)
+        problem: Exception | None = None
+        found: list[Query] = []
+        try:
+            for row in rows:
+                if own.start <= row < own.stop:
+                    query = Query.of(batch, number, row - own.start, logits[own])
+                    found.append(replace(query, id=f"{number}-{row}", index=row))
+        except errors.WiseAttaError as error:
+            problem = error
+        if not rows:
+            return []
+        said = self.ranks.objects((list(rows), found, problem is not None))
+        if problem is not None:
+            raise problem
+        if any(failed for _, _, failed in said):
+            raise errors.BadInput("another rank cannot ask about a sample of its share: see its own error")
+        if any(theirs != list(rows) for theirs, _, _ in said):
+            raise errors.BadConfig("the ranks chose different samples: run all of them on devices of one kind")
+        by_row = {query.index: query for _, queries, _ in said for query in queries}
+        return [by_row[row] for row in rows]
+
+    def _answering(self, inputs: Inputs) -> Forward:
+        if self.shadow:
+            source = self.classifier.source()
+            return self.classifier.forward_share(inputs, version=source, statistics="source")
+        return super()._answering(inputs)
+
+    # -- learn ----------------------------------------------------------------------------------------------------
+
+    def _learn(self, out: Prediction, answers: Mapping[str, AnswerLike]) -> Step:
+        answers = self._gathered(answers)
+        own, out.queries = out.queries, self._asked.get(out, out.queries)
+        try:
+            return super()._learn(out, answers)
+        finally:
+            out.queries = own
+
+    def _late(self, item: Answered, forward: Forward) -> Late:
+        late = super()._late(item, forward)
+        # Given statistics say that all ranks have the sample; a net without BatchNorm takes none, whatever is given.
+        return replace(late, statistics="source") if late.statistics is None else late
+
+    def answer(self, answers: Mapping[str, AnswerLike]) -> None:
+        """Record answers of all processes, without a batch at hand."""
+        super().answer(self._gathered(answers))
+
+    def show(self, ids: Sequence[str]) -> None:
+        """Note that somebody has seen these questions, in any process."""
+        if self._desk is not None:
+            ids = [query_id for theirs in self.ranks.objects(list(ids)) for query_id in theirs]
+        super().show(ids)
+
+    def _gathered(self, answers: Mapping[str, AnswerLike]) -> dict[str, AnswerLike]:
+        if self._desk is None:
+            return dict(answers)
+        merged: dict[str, AnswerLike] = {}
+        for theirs in self.ranks.objects(dict(answers)):
+            for query_id, said in theirs.items():
+                before = merged.get(query_id)
+                if before is not None and said is not None and _label(before) != _label(said):
+                    raise errors.Conflict(f"two processes answer question {query_id!r} differently: ask once")
+                merged[query_id] = before if said is None else said
+        return merged
+
+
+def _label(said: AnswerLike) -> object:
+    return getattr(said, "label", said)
+
+
+def _check_supported(update: Update) -> None:
+    """Refuse a rule of learning that looks at more of a batch than its logits and features."""
+    objective = getattr(update, "objective", None)
+    if type(update) not in _UPDATES or not (objective is None or type(objective) in _OBJECTIVES):
+        what = type(update).__name__ if type(update) not in _UPDATES else type(objective).__name__
+        raise errors.BadConfig(
+            f"{what} cannot be spread over several processes: it looks at more of a batch than its logits. "
+            "Methods that can: source, bn, tent, eta, sar, eatta, wise"
+        )
+
+
+def _described(part: Any) -> Any:
+    """The options of a part, as plain values that can be compared in another process."""
+    if isinstance(part, Mapping):
+        return {str(key): _described(value) for key, value in part.items()}
+    if isinstance(part, list | tuple):
+        return [_described(value) for value in part]
+    if part is None or isinstance(part, str | int | float) or not hasattr(part, "__dict__"):
+        return repr(part)  # as text, since NaN equals nothing
+    if type(part).__module__.partition(".")[0] != __name__.partition(".")[0]:
+        return type(part).__qualname__
+    options = {
+        name: _described(value)
+        for name, value in vars(part).items()
+        if not name.startswith("_") or isinstance(value, str | int | float)
+    }
+    return {"": type(part).__qualname__, **options}
