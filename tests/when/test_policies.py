@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wise_atta import errors
-from wise_atta.when import Always, BudgetPaced, Exhaust, Never, Policy, Random, Uniform, policy
+from wise_atta.when import Always, BudgetPaced, Exhaust, Never, Policy, Random, Uniform, early, policy
 
 LENGTH = 60
 
@@ -35,6 +35,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "never": Never,
     "exhaust-paced": lambda: Exhaust(BudgetPaced(0.3, window=7), length=LENGTH),
     "exhaust-random": lambda: Exhaust(Random(0.8), length=LENGTH),
+    "early-paced": lambda: early(BudgetPaced(0.3, window=7), length=LENGTH, delay=20),
 }
 
 every_policy = pytest.mark.parametrize("make", POLICIES.values(), ids=POLICIES.keys())
@@ -274,6 +275,29 @@ def test_exhaust_passes_reset_and_the_record_on() -> None:
     assert len(subject.policy.state_dict()["scores"]) == 0
 
 
+@pytest.mark.parametrize("delay", [0, 1, 60, 101, 150, 199])
+@pytest.mark.parametrize(
+    "alone",
+    [BudgetPaced(0.5), BudgetPaced(0.5, total=30), Uniform(0.5), Random(0.5), Random(0.5, exact=True, length=200)],
+    ids=repr,
+)
+def test_asked_early_every_answer_comes_before_the_end_and_the_budget_is_the_same(alone: Policy, delay: int) -> None:
+    subject = early(alone, length=200, delay=delay)
+    asked = [subject.decide(score) for score in np.random.default_rng(3).normal(size=200)]
+    assert sum(asked[200 - delay :]) == 0
+    assert sum(asked) == subject.spent == min(alone.account.total or 100, 200 - delay)
+    assert alone.seen == 0, "the policy given is not used up"
+
+
+def test_several_labels_a_batch_make_up_for_little_time() -> None:
+    subject = early(Uniform(0.5), length=100, delay=75, labels=3)
+    assert sum(subject.decide(0.0, want=3) for _ in range(100)) == 50
+
+
+def test_nobody_is_asked_who_could_only_answer_after_the_end() -> None:
+    assert isinstance(early(Uniform(0.5), length=40, delay=40), Never)
+
+
 def test_always_gives_no_more_than_its_labels() -> None:
     subject = Always(labels=2)
     assert [subject.decide(0.0, want) for want in (1, 2, 3)] == [1, 2, 2]
@@ -298,6 +322,10 @@ def test_a_ratio_that_no_batch_can_take_is_refused(make: Callable[..., Policy]) 
         (lambda: Always(labels=0), "labels=0"),
         (lambda: Exhaust(Uniform(0.1, per="sample"), length=9), "per='batch'"),
         (lambda: Exhaust(Uniform(0.1), length=0), "length=0"),
+        (lambda: early(Always(), length=9, delay=2), "no ratio per batch"),
+        (lambda: early(Uniform(0.1, per="sample"), length=9, delay=2), "no ratio per batch"),
+        (lambda: early(BudgetPaced(0.1, preset="authors", length=9), length=9, delay=2), "without a preset"),
+        (lambda: early(Uniform(0.1), length=9, delay=-1), "delay=-1"),
         (lambda: policy("pased"), "Did you mean 'paced'"),
         (lambda: policy("uniform", window=3), "It takes ratio, total, per"),
     ],

@@ -398,8 +398,11 @@ def early(policy: Policy, *, length: int, delay: int, labels: int = 1) -> Policy
     >>> [policy.decide(0.0) for _ in range(10)]
     [0, 1, 1, 0, 1, 1, 1, 0, 0, 0]
     """
-    if policy.account.per != "batch" or "ratio" not in (options := policy._options()):
-        raise errors.BadConfig(f"{policy!r} has no ratio per batch that could be raised: give paced, uniform or random")
+    options = policy._options()
+    if policy.account.per != "batch" or "ratio" not in options or options.get("preset") is not None:
+        raise errors.BadConfig(
+            f"{policy!r} has no ratio per batch that could be raised: give paced without a preset, uniform or random"
+        )
     asked = whole("length", length, least=1) - whole("delay", delay)
     if asked <= 0:
         return Never()
