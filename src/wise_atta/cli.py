@@ -476,6 +476,7 @@ ROOMS = {
     "ablation": Room(_STUDIES, "bench", "Measure what the labels themselves are worth.", inside=True),
     "delay": Room(_STUDIES, "bench", "Measure what labels are worth that come late.", inside=True),
     "value": Room(_LOOK, "bench", "Say what labels bought, beside the best method without labels.", inside=True),
+    "compare": Room(_LOOK, "bench", "Show where two runs part.", inside=True),
     "bundle": Room(_LOOK, "bench", "Put many finished runs into one small file.", inside=True),
     "paper": Room("wise_atta.bench.paper.cli:app", "bench", "Every table and figure of the paper: list, run, show."),
     "serve": Room("wise_atta.serve.cli:serve", "serve", "Put a model behind HTTP: it predicts, learns and asks."),

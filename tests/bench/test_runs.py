@@ -69,7 +69,7 @@ def test_a_broken_run_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     assert [run.name for run in found.runs] == ["whole"]
     said = "\n".join(found.problems)
     assert str(file) in said and "not a readable Parquet file" in said
-    assert f"{tmp_path / 'new' / 'card.json'} is a card of version 99" in said and "update wise-atta" in said
+    assert f"{tmp_path / 'new' / 'card.json'} is of card version 99" in said and "update wise-atta" in said
     assert f"{tmp_path / 'none' / 'card.json'} has no steps.parquet" in said
     assert f"{tmp_path / 'nowhere'} does not exist" in said
     assert len(found.problems) == 4

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from wise_atta.bench.runs import visits
+
 # A visit to a domain that is shorter joins its neighbour: from fewer batches nothing can be drawn.
 FEWEST = 8
 
@@ -27,9 +29,8 @@ def strata(domains: Sequence[str]) -> list[tuple[int, int]]:
     >>> strata(["a", "b", "a"])
     [(0, 3)]
     """
-    begins = [t for t in range(len(domains)) if t == 0 or domains[t] != domains[t - 1]]
     found: list[tuple[int, int]] = []
-    for start, end in zip(begins, [*begins[1:], len(domains)], strict=True):
+    for start, end, _ in visits(domains):
         if found and min(end - start, found[-1][1] - found[-1][0]) < FEWEST:
             found[-1] = (found[-1][0], end)
         else:

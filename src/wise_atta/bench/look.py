@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from wise_atta.bench import runs
+from wise_atta.bench.compare import TOLERANCE, Comparison, compare
 from wise_atta.bench.record import write_json, write_text
 from wise_atta.bench.value import REPLICATES, value
 
@@ -92,3 +93,69 @@ def value_command(
         if out is not None:
             console.print(f"Figure, table and numbers: {out}", highlight=False, soft_wrap=True, markup=False)
     _left_out(read.problems)
+
+
+@app.command("compare")
+def compare_command(
+    a: Annotated[Path, typer.Argument(help="A run's folder or card, or FILE#DIGEST of a bundle.")],
+    b: Annotated[Path, typer.Argument(help="Another one.")],
+    tolerance: Annotated[float, typer.Option(help="By how much numbers may differ, relative if above 1.")] = TOLERANCE,
+    as_json: Json = False,
+) -> None:
+    """Show where two runs part: settings, data, weights, versions, then the first batch, and what comes of it.
+
+    Example: wise-atta compare runs/here runs/there
+    """
+    found = compare(runs.read(a), runs.read(b), tolerance=tolerance)
+    if as_json:
+        typer.echo(json.dumps(found.to_dict(), indent=1))
+        return
+    _show(found, Console())
+
+
+def _show(found: Comparison, console: Console) -> None:
+    def say(text: str, style: str = "") -> None:
+        console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
+
+    say(f"A  {found.a}\nB  {found.b}", "dim")
+    titles = {"config": "settings", "data": "data", "weights": "weights", "place": "versions and device"}
+    for name, title in titles.items():
+        fields = getattr(found, name)
+        say(f"{title}: {'differ' if fields else 'the same'}", "bold" if fields else "")
+        for field in fields:
+            say(f"  {field.name}: {_text(field.a)} | {_text(field.b)}")
+    for note in found.notes:
+        say(note, "yellow")
+    if found.partings:
+        say(f"batches: differ (tolerance {found.tolerance:g})", "bold")
+        for parting in found.partings:
+            trace = f"from batch {parting.trace} on" + (
+                "" if parting.size is None else f", by {parting.size:.1g} there"
+            )
+            where = "never beyond the tolerance"
+            if parting.batch is not None:
+                values = f"{parting.column} {_text(parting.a)} | {_text(parting.b)}"
+                where = f"batch {parting.batch} ({parting.domain}): {values}"
+                trace = trace if parting.trace != parting.batch else ""
+            say(f"  {parting.stage}: {where}{f'; {trace}' if trace else ''}")
+    if found.results and found.stretches:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for place, name in enumerate(("domain", "batches", "A error %", "B error %", "mistakes A is ahead by")):
+            table.add_column(name, justify="right" if place else "left")
+        for one in found.stretches:
+            span = f"{one.first}–{one.last}"
+            table.add_row(one.domain, span, f"{one.error_a:.2f}", f"{one.error_b:.2f}", f"{one.ahead:+d}")
+        console.print(table)
+        if found.only_a is not None:
+            say(f"Wrong in A alone: {found.only_a} samples, in B alone: {found.only_b}")
+    elif found.results and not found.partings:
+        say("results: differ", "bold")
+        for field in found.results:
+            say(f"  {field.name}: {_text(field.a)} | {_text(field.b)}")
+    say(found.verdict(), "bold")
+
+
+def _text(value: object) -> str:
+    """A value in a few letters."""
+    text = f"{value:.9g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wise_atta import errors
-from wise_atta.bench.experiment import CARD_VERSION
+from wise_atta.bench.experiment import check_version, read_cards
 from wise_atta.bench.record import read_json, read_parquet, replace_file, unpack_bits, unpack_numbers
 
 BUNDLE_VERSION = 1
@@ -122,6 +122,17 @@ class Run:
             raise errors.DataError(f"{self.where}: {column!r} of {self.name} cannot be read: {error}") from error
 
 
+def visits(domains: Sequence[str]) -> list[tuple[int, int, str]]:
+    """Where each domain begins and ends, every time that it comes.
+
+    >>> visits(["fog", "fog", "snow", "fog"])
+    [(0, 2, 'fog'), (2, 3, 'snow'), (3, 4, 'fog')]
+    """
+    begins = [t for t in range(len(domains)) if t == 0 or domains[t] != domains[t - 1]]
+    ends = [*begins[1:], len(domains)] if begins else []
+    return [(start, end, domains[start]) for start, end in zip(begins, ends, strict=True)]
+
+
 @dataclass(frozen=True)
 class Found:
     """Runs that could be read, and for each that could not, why."""
@@ -152,33 +163,47 @@ def find(paths: Sequence[Path]) -> Found:
 
 
 def read(path: Path) -> Run:
-    """One run from its folder, its card, or a bundle that holds no other."""
+    """One run from its folder, its card, or a bundle; `BUNDLE#DIGEST` is the one of that digest.
+
+    A card that stands alone gives a run without rows.
+    """
+    if "#" in path.name or path.suffix == ".json":
+        cards = read_cards(path)
+        if len(cards) == 1 and not (path.parent / "steps.parquet").exists() and ".zip" not in path.name:
+            return Run(path.name, path, _whole(path, cards[0]), (), (), ())
     found = find([path])
     if len(found.runs) != 1:
-        raise errors.DataError(f"{path} holds {len(found.runs)} runs where one is needed: name its folder")
+        raise errors.DataError(
+            f"{path} holds {len(found.runs)} runs where one is needed: name its folder, or a bundle's as FILE#DIGEST"
+        )
     return found.runs[0]
 
 
 def _below(path: Path, problems: list[str]) -> Iterable[Run]:
-    if path.is_dir():
-        cards = sorted(path.rglob("card.json"))
+    name, _, wanted = path.name.partition("#")
+    place = path if path.exists() else path.with_name(name)
+    if place.is_dir():
+        cards = sorted(place.rglob("card.json"))
         if not cards:
-            raise errors.DataError(f"no card.json below {path}: was a run finished there?")
+            raise errors.DataError(f"no card.json below {place}: was a run finished there?")
         for card in cards:
             try:
                 yield _folder(card)
             except errors.DataError as error:
                 problems.append(str(error))
-    elif not path.exists():
-        raise errors.DataError(f"{path} does not exist")
-    elif path.suffix == ".json":
-        yield _folder(path)
+    elif not place.exists():
+        raise errors.DataError(f"{place} does not exist")
+    elif place.suffix == ".json":
+        yield _folder(place)
     else:
-        yield from _bundled(path)
+        found = [run for run in _bundled(place) if str(run.card.get("digest")).startswith(wanted)]
+        if not found:
+            raise errors.DataError(f"{place} holds no run of digest {wanted}")
+        yield from found
 
 
 def _folder(card: Path) -> Run:
-    content = check_card(card, read_json(card))
+    content = _whole(card, read_json(card))
     folder = card.parent
     missing = [name for name in ("steps", "pictures") if not (folder / f"{name}.parquet").exists()]
     if missing:
@@ -190,16 +215,12 @@ def _folder(card: Path) -> Run:
     return Run(folder.name, folder, content, steps, queries, tuple(row["picture"] for row in pictures))
 
 
-def check_card(path: Path, card: dict[str, Any]) -> dict[str, Any]:
+def _whole(path: Path, card: dict[str, Any]) -> dict[str, Any]:
     """A card that this release can read, or an error that names the file."""
-    version = card.get("card_version", 0)
-    if not isinstance(version, int) or version > CARD_VERSION:
-        raise errors.DataError(
-            f"{path} is a card of version {version}, this release reads up to {CARD_VERSION}: update wise-atta"
-        )
-    for part in ("experiment", "results", "provenance"):
-        if not isinstance(card.get(part), dict):
+    for part, kind in (("card_version", int), ("experiment", dict), ("results", dict), ("provenance", dict)):
+        if not isinstance(card.get(part), kind):
             raise errors.DataError(f"{path} is not a run card: it has no {part!r}")
+    check_version(card, str(path))
     return card
 
 
@@ -284,7 +305,7 @@ def _unpack(
     steps_of, queries_of, order_of = _by(steps, "run"), _by(questions, "run"), _by(orders, "stream")
     runs = []
     for number, one in enumerate(content["runs"]):
-        card, stream = check_card(path, one["card"]), one["stream"]
+        card, stream = _whole(path, one["card"]), one["stream"]
         rows = [
             row | {"error": row["wrong"] / row["samples"], "pictures": there["pictures"]}
             for row, there in zip(steps_of.get(number, []), order_of.get(stream, []), strict=True)
