@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from bench.victim import killed_at
 
-from wise_atta import errors
+from wise_atta import errors, rng
 from wise_atta.bench import run as runs
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.hold import Held, Shelf
@@ -56,6 +53,15 @@ def results(card: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def same_rows(folder: Path, other: Path) -> None:
+    """Every row that two runs have written, without how long it took."""
+    for name in ("steps", "queries", "pictures"):
+        rows, wanted = (read_parquet(place / f"{name}.parquet") for place in (folder, other))
+        for row in (*rows, *wanted):
+            row.pop("ms", None)
+        assert rows == wanted
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run that nothing interrupted."""
@@ -77,11 +83,7 @@ def test_an_interrupted_run_ends_with_the_same_numbers(tmp_path: Path, method: s
     card = runs.run(one, tmp_path / "stopped", checkpoint=4)
     assert card["results"]["resumed"] == (batch > 4)
     assert results(card) == results(expected)
-    for name in ("steps", "queries", "pictures"):
-        rows, wanted = (read_parquet(tmp_path / folder / f"{name}.parquet") for folder in ("stopped", "whole"))
-        for row in (*rows, *wanted):
-            row.pop("ms", None)
-        assert rows == wanted
+    same_rows(tmp_path / "stopped", tmp_path / "whole")
 
 
 def test_the_card_holds_what_the_rows_say(whole: tuple[Path, dict[str, Any]]) -> None:
@@ -188,33 +190,6 @@ def test_a_device_that_is_not_there_is_refused() -> None:
         runs.pick_device("nosuch")
 
 
-@pytest.mark.heavy
-def test_a_killed_run_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
-    long = Experiment.parse({**ONE.model_dump(), "batch": 4, "stream": {"limit": 320, "domains": ["fog", "snow"]}})
-    expected = runs.run(long, tmp_path / "whole")
-    (tmp_path / "one.json").write_text(long.model_dump_json())
-    command = [sys.executable, "-m", "wise_atta.cli", "run", "one.json", "--out", "killed", "--quiet"]
-    kills = 0
-    while not (tmp_path / "killed" / "card.json").exists() and kills < 3:
-        # Its own process group, so that the kill reaches whatever it started.
-        child = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
-        seen = _size(tmp_path / "killed" / "checkpoint.pt")
-        while child.poll() is None and _size(tmp_path / "killed" / "checkpoint.pt") == seen:
-            time.sleep(0.005)
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            kills += 1
-        child.wait()
-    assert kills >= 1, "the run was over before it could be killed"
-    card = runs.run(long, tmp_path / "killed")
-    assert card["results"]["resumed"]
-    assert results(card) == results(expected)
-
-
-def _size(path: Path) -> tuple[int, int]:
-    return (path.stat().st_mtime_ns, path.stat().st_size) if path.exists() else (0, 0)
-
-
 def test_every_sample_s_hit_picture_and_question_can_be_read_back(whole: tuple[Path, dict[str, Any]]) -> None:
     folder, card = whole
     steps, queries, pictures = (read_parquet(folder / f"{name}.parquet") for name in ("steps", "queries", "pictures"))
@@ -228,3 +203,30 @@ def test_every_sample_s_hit_picture_and_question_can_be_read_back(whole: tuple[P
     assert [(row["wrong"], row["seen"]) for row in pictures] == [(wrong[name], seen[name]) for name in wrong]
     assert {name for name, count in asked.items() if count} == {row["picture"] for row in pictures if row["asked"]}
     assert sum(asked.values()) == len(queries) == card["results"]["labels_spent"]
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(120)
+def test_kill_9_at_a_random_batch_ten_times_over_changes_no_number(tmp_path: Path) -> None:
+    long = Experiment.parse({**ONE.model_dump(), "batch": 4, "stream": {"limit": 72, "domains": ["fog", "snow"]}})
+    expected = runs.run(long, tmp_path / "whole")
+    for trial, batch in enumerate(rng.numpy(0, "kills").integers(1, 36, size=10).tolist()):
+        folder = tmp_path / f"killed-{trial}"
+        assert killed_at(long, folder, batch, checkpoint=5) == -signal.SIGKILL
+        assert not (folder / "card.json").exists()
+        card = runs.run(long, folder, checkpoint=5)
+        assert card["results"]["resumed"] == (batch > 5)
+        assert results(card) == results(expected), f"killed after batch {batch}"
+        same_rows(folder, tmp_path / "whole")
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(120)
+def test_a_run_that_is_killed_whenever_it_gets_on_still_ends_with_the_same_numbers(tmp_path: Path) -> None:
+    long = Experiment.parse({**ONE.model_dump(), "batch": 4, "stream": {"limit": 72, "domains": ["fog", "snow"]}})
+    expected = runs.run(long, tmp_path / "whole")
+    for batch in (3, 8, 12, 13, 20, 26, 35):
+        assert killed_at(long, tmp_path / "killed", batch, checkpoint=5) == -signal.SIGKILL
+    card = runs.run(long, tmp_path / "killed", checkpoint=5)
+    assert card["results"]["resumed"] and results(card) == results(expected)
+    same_rows(tmp_path / "killed", tmp_path / "whole")
