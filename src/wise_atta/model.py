@@ -133,9 +133,10 @@ class Layout:
             start = offset
             for name in names:
                 offsets[name] = offset
-                room = -(-shapes[name].numel() // _ALIGN) * _ALIGN
-                pieces.append(room)
-                offset += room
+                values = shapes[name].numel()
+                padding = -values % _ALIGN
+                pieces += [values, padding] if padding else [values]
+                offset += values + padding
             slices[group] = slice(start, offset)
         return Layout(
             shapes={name: shapes[name] for name in offsets},
@@ -148,11 +149,15 @@ class Layout:
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Named views of a flat vector, cut loose from its graph."""
-        parts = torch.split_with_sizes(flat.detach(), self.pieces) if self.pieces else ()
-        return {
-            name: part[: shape.numel()].view(shape)
-            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
-        }
+        # One call cuts values and padding apart: a vector needs no view of its own.
+        parts = iter(torch.split_with_sizes(flat.detach(), self.pieces) if self.pieces else ())
+        found: dict[str, Tensor] = {}
+        for name, shape in self.shapes.items():
+            part = next(parts)
+            found[name] = part if len(shape) == 1 else part.view(shape)
+            if shape.numel() % _ALIGN:
+                next(parts)
+        return found
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """A new flat vector with these values; padding is zero."""
@@ -199,10 +204,7 @@ class _Replica:
 
     def _set_up(self, modules: Mapping[str, nn.Module], how: _How) -> None:
         if self._widens:
-            device = how.device
-            for module in modules.values():
-                if module is self.head or type(module).forward is nn.LayerNorm.forward:
-                    fast.without_autocast(module, device)
+            fast.without_autocast(self.head, how.device)
         for name in how.blocks:
             fast.recompute(modules[name], lambda: None if self.lease is None else self.lease())
         self.run: Callable[..., Any] = torch.compile(self.module, dynamic=False) if how.compile else self.module
@@ -821,7 +823,9 @@ class Classifier:
 
     def _bind(self, replica: _Replica, pairs: Sequence[tuple[Tensor, ...]], training: bool) -> None:
         for norm, (mean, var) in zip(replica.norms, pairs, strict=True):
-            norm.training, norm.momentum, norm.running_mean, norm.running_var = training, 1.0, mean, var
+            # Past nn.Module's own bookkeeping, which costs as much as a kernel for each of four values a layer.
+            norm.__dict__["training"], norm.__dict__["momentum"] = training, 1.0
+            norm._buffers["running_mean"], norm._buffers["running_var"] = mean, var
 
     def _source_statistics(self) -> Tensor:
         buffers = [buffer.detach() for pair in self._source_buffers for buffer in pair if buffer is not None]

@@ -261,3 +261,33 @@ def test_the_text_of_the_paper_lowers_the_upper_bound_with_the_mean_entropy() ->
         bound = 0.9 * math.log(small.CLASSES) * min(1.0, mean / first)
         assert lowered.pick(view, 16) == (view.entropy < bound).nonzero().flatten().tolist()
         assert constant.pick(view, 16) == (view.entropy < 0.9 * math.log(6)).nonzero().flatten().tolist()
+
+
+class NormAndRelu(nn.BatchNorm2d):
+    """One layer that normalises and then cuts at 0, as some libraries have it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(super().forward(x))
+
+
+def test_a_layer_that_does_more_than_normalise_is_renormalised_inside() -> None:
+    torch.manual_seed(0)
+
+    def net(*norm: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), *norm, nn.Flatten(), nn.Linear(4 * 4 * 4, 5))
+
+    apart, one = net(nn.BatchNorm2d(4), nn.ReLU()), net(NormAndRelu(4))
+    one[0].load_state_dict(apart[0].state_dict())
+    one[3].load_state_dict(apart[4].state_dict())
+    options = {"adapt": "norm", "statistics": "renorm"}
+    both = [wa.Classifier(model.double(), **options) for model in (apart, one)]
+    for batch in torch.randn(3, 8, 3, 6, 6, dtype=torch.float64) * torch.arange(1.0, 4.0).view(3, 1, 1, 1, 1):
+        forwards = [model.forward(batch, grad=True) for model in both]
+        torch.testing.assert_close(forwards[0].logits, forwards[1].logits)
+        gradients = [
+            model.gradients(f.logits.square().sum(), f.version, list(model.layout.groups))
+            for model, f in zip(both, forwards, strict=True)
+        ]
+        torch.testing.assert_close(gradients[0], gradients[1])
+        for model, forward in zip(both, forwards, strict=True):
+            model.commit(forward)
