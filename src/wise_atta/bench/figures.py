@@ -24,7 +24,7 @@ body{margin:0;background:var(--page);color:var(--ink);
 font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
 main{max-width:1240px;margin:0 auto;padding:24px 20px}
 h1{font-size:22px;margin:0 0 6px} h2{font-size:15px;margin:0 0 4px}
-.panels{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,440px),1fr));gap:18px}
+.panels{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,480px),1fr));gap:18px}
 section{border:1px solid var(--rule);border-radius:12px;padding:14px} svg{width:100%;height:auto}
 .legend{display:flex;flex-wrap:wrap;gap:4px 10px;margin:10px 0} .dim{color:var(--dim)}
 button{font:inherit;color:inherit;background:none;border:1px solid var(--rule);border-radius:8px;
@@ -161,9 +161,8 @@ class Figure:
         if panel.level is not None:
             axis.axhline(panel.level, color="0.5", ls="--", lw=1)
         if panel.names:
-            axis.set_xticks(range(len(panel.names)), panel.names, rotation=45 if len(panel.names) > 4 else 0)
-            for text in axis.get_xticklabels():
-                text.set_horizontalalignment("right" if len(panel.names) > 4 else "center")
+            turn, side = (45, "right") if _slanted(panel) else (0, "center")
+            axis.set_xticks(range(len(panel.names)), panel.names, rotation=turn, ha=side)
         axis.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
 
     # ---- for a screen ------------------------------------------------------------------------------------------------
@@ -194,12 +193,13 @@ class Figure:
 
     def _chart(self, panel: Panel) -> Chart:
         low, high = _span(panel)
-        room = 78 if panel.names and len(panel.names) > 4 else 46
+        room = 86 if _slanted(panel) else 46
         if panel.names:
             left, right = -0.5, len(panel.names) - 0.5
         else:
             xs = [x for series in panel.series for x in series.xs] or [0.0, 1.0]
-            left, right = min(xs), max(xs)
+            margin = 0.02 * (max(xs) - min(xs) or 1.0)
+            left, right = min(xs) - margin, max(xs) + margin
         across, up = Axis(left, right, 58, WIDTH - 12), Axis(low, high, HEIGHT - room, 12)
         chart = Chart(WIDTH, HEIGHT, across, up)
         chart.ticks_y(round_numbers(low, high))
@@ -217,7 +217,7 @@ class Figure:
         return chart
 
     def _names(self, chart: Chart, panel: Panel) -> None:
-        slanted = len(panel.names) > 4
+        slanted = _slanted(panel)
         for place, name in enumerate(panel.names):
             x, y = chart.x(place), chart.y.start + 16
             chart.text(x + 4 * slanted, y, name, "tick", "end" if slanted else "middle", turn=-38 * slanted)
@@ -243,6 +243,11 @@ def _draw(chart: Chart, panel: Panel, place: int, series: Series, kind: str) -> 
 def _points(series: Series) -> Iterator[tuple[float, float, float]]:
     spread = series.spread or [0.0] * len(series.ys)
     return zip(series.xs, series.ys, spread, strict=True)
+
+
+def _slanted(panel: Panel) -> bool:
+    """Whether names of categories are too long to stand side by side."""
+    return sum(map(len, panel.names)) > 40
 
 
 def _span(panel: Panel) -> tuple[float, float]:

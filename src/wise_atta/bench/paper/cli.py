@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from wise_atta import errors
 from wise_atta.bench import rivals
@@ -58,11 +57,11 @@ def list_command(as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=1))
         return
-    table = Table("name", "in the paper", "runs", "runs, --on", "", box=None, header_style="dim")
     for row in rows:
-        table.add_row(row["name"], row["label"], str(row["runs"]), str(row["runs at hand"]), row["title"])
-    Console().print(table)
-    typer.echo("Run one: wise-atta paper run NAME [--on digits]. Runs that two of them share are made once.")
+        typer.echo(
+            f"{row['name']:20} {row['label']:28} {row['runs']:4} runs, {row['runs at hand']:3} --on  {row['title']}"
+        )
+    typer.echo("Run one: wise-atta paper run NAME [--on digits]. Runs that several of them share are made once.")
 
 
 @app.command("run")
@@ -77,6 +76,9 @@ def run_command(
     only: Annotated[list[str] | None, typer.Option(help="Rows by name, with * and ?; repeatable.")] = None,
     tuned: Tuned = None,
     limit: Annotated[int | None, typer.Option(help="At most so many pictures a domain, to shorten.")] = None,
+    own_streams: Annotated[
+        bool, typer.Option("--own-streams", help="Give each seed but 0 a stream of its own as well.")
+    ] = False,
     jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
     data: Annotated[Path | None, typer.Option(help="Folder of the data sets (WISE_ATTA_DATA).")] = None,
     weights: Annotated[Path | None, typer.Option(help="Folder with weights files (WISE_ATTA_WEIGHTS).")] = None,
@@ -101,6 +103,7 @@ def run_command(
             protocols=_protocols(protocol),
             only=only or [],
             limit=limit,
+            own_streams=own_streams,
             threads=threads,
         ):
             runs.setdefault(one.digest, one)

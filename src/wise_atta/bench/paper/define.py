@@ -83,9 +83,10 @@ def experiments(
     protocols: Sequence[str] | None = None,
     only: Sequence[str] = (),
     limit: int | None = None,
+    own_streams: bool = False,
     **fields: Any,
 ) -> list[Experiment]:
-    """The runs of a table or figure, each once, place by place so that a stream held in memory serves many.
+    """The runs of a table or figure, each once, stream by stream, so that one held in memory serves many.
 
     Runs of different tables that ask for the same thing are the same experiment, and are found and not repeated.
 
@@ -105,6 +106,9 @@ def experiments(
         Rows by name, with * and ?; all if empty.
     limit
         At most so many pictures a domain, to shorten.
+    own_streams
+        Whether each seed but 0 also has a stream of its own: other order, other noise, other pictures where they are
+        limited. In the paper's code seeds change the method's draws alone, and some rows hardly draw anything.
     fields
         Further fields of every experiment.
 
@@ -115,13 +119,13 @@ def experiments(
     [('eatta', 'uniform'), ('eatta', 'random'), ('wise', 'uniform')]
     """
     found = item(name)
-    shared = {"device": device, **fields}
-    if limit is not None:
-        shared["stream"] = {**shared.get("stream", {}), "limit": limit}
+    stream = {**fields.pop("stream", {}), **({} if limit is None else {"limit": limit})}
     runs: dict[str, Experiment] = {}
     for spot in places(found, on, protocols):
         for row in rows(found, spot, only):
-            for seed in seeds if has_chance(row) else seeds[:1]:
+            for seed in seeds if has_chance(row) or own_streams else seeds[:1]:
+                own = {"seed": seed} if own_streams and seed else {}
+                shared = {"device": device, "stream": {**stream, **own}, **fields}
                 one = experiment_of(row, spot, tuned or {}, seed=seed, **shared)
                 runs.setdefault(one.digest, one)
     if not runs:
@@ -129,7 +133,10 @@ def experiments(
             f"nothing of {found.name} is left to run: look at --only, --protocol and --seeds. "
             f"Its rows: {', '.join(found.rows)}"
         )
-    return list(runs.values())
+    streams: dict[str, list[Experiment]] = {}
+    for one in runs.values():
+        streams.setdefault(replace(one.spec(), protocol="ctta").digest, []).append(one)
+    return [one for together in streams.values() for one in together]
 
 
 def rows(found: Item, spot: Spot, only: Sequence[str] = ()) -> list[Row]:

@@ -21,7 +21,8 @@ def figure(found: Gathered) -> Figure | None:
         return None
     panels = [panel for panel in _DRAW[item.draw](found) if panel.series]
     note = f"The paper: {item.says} {item.remark}".strip()
-    return Figure(f"{item.title}{'' if found.on is None else f', on {found.on}'}", panels, note) if panels else None
+    where = "Dashed or hollow: the paper's numbers." if found.on is None else f"Here on {found.on}."
+    return Figure(item.title, panels, f"{where} {note}") if panels else None
 
 
 def _title(found: Gathered, spot: str) -> str:
@@ -72,7 +73,7 @@ def _paper_lines(found: Gathered, spot: str) -> list[Series]:
         ]
         points = [(float(row.x or 0), n) for row, n in zip(rows, numbers, strict=True) if n is not None]
         if len(points) > 1:
-            lines.append(Series(f"{name}, paper", [x for x, _ in points], [y for _, y in points], hollow=True))
+            lines.append(Series(name, [x for x, _ in points], [y for _, y in points], hollow=True))
     return lines
 
 
@@ -89,7 +90,7 @@ def _bars(found: Gathered) -> list[Panel]:
         columns = [Column(spot, (spot,)) for spot in single]
         panels.append(_bar_panel(found, "benchmarks with one domain", names, columns))
     if found.on is not None:
-        panels += [_paper_bars(found, place) for place in ("c-ctta", "c-ftta")]
+        panels += [_paper_bars(found, f"c-{spot.rpartition(' ')[2]}") for spot in whole]
     return panels
 
 

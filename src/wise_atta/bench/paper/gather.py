@@ -12,7 +12,8 @@ import numpy as np
 
 from wise_atta import errors
 from wise_atta.bench import runs as bundles
-from wise_atta.bench.paper.define import Spot, experiment_of, has_chance, places, rows
+from wise_atta.bench.experiment import check_version
+from wise_atta.bench.paper.define import Spot, experiment_of, has_chance, own_options, places, rows
 from wise_atta.bench.paper.items import Column, Item, Row
 from wise_atta.bench.record import read_json, read_parquet
 from wise_atta.bench.rivals import SEEDS, SETTINGS
@@ -119,7 +120,7 @@ def _below(path: Path) -> Iterator[Run]:
     files = [path] if path.is_file() else sorted([*path.rglob("card.json"), *path.rglob("cards*.json")])
     for file in files:
         if file.name == "card.json":
-            yield Run(bundles.check_card(file, read_json(file)), file.parent)
+            yield Run(_whole(file, read_json(file)), file.parent)
         else:
             yield from _published(file)
 
@@ -133,7 +134,15 @@ def _published(file: Path) -> list[Run]:
         raise errors.DataError(f"{file} cannot be read: {error}") from error
     if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards):
         raise errors.DataError(f"{file} is not a list of run cards")
-    return [Run(card, None, series.get(card["digest"], {})) for card in (bundles.check_card(file, c) for c in cards)]
+    return [Run(card, None, series.get(card["digest"], {})) for card in (_whole(file, one) for one in cards)]
+
+
+def _whole(file: Path, card: dict[str, Any]) -> dict[str, Any]:
+    check_version(card, str(file))
+    for part in ("digest", "experiment", "results", "provenance"):
+        if part not in card:
+            raise errors.DataError(f"{file} holds no run card: it has no {part!r}")
+    return card
 
 
 @dataclass(frozen=True)
@@ -154,9 +163,22 @@ class Cell:
         }
 
     @property
+    def limit(self) -> int | None:
+        """Pictures a domain, where the stream was made shorter than the setting's."""
+        found = self.runs[0].card["experiment"]["stream"].get("limit")
+        return None if found == self.spot.setting.fields.get("stream", {}).get("limit") else found
+
+    @property
+    def tuned(self) -> dict[str, Any]:
+        """Options of the runs that neither the row nor the setting asks for: what was tuned."""
+        known = {**self.spot.setting.options.get(self.row.method, {}), **own_options(self.row, self.spot)}
+        options = self.runs[0].card["experiment"]["options"]
+        return {name: value for name, value in options.items() if name not in known or known[name] != value}
+
+    @property
     def wanted(self) -> int:
-        """How many seeds the paper has."""
-        return len(SEEDS) if has_chance(self.row) else 1
+        """How many seeds are enough: the paper's three; one where nothing is drawn, unless streams differ as well."""
+        return len(SEEDS) if has_chance(self.row) else max(1, len(self.runs))
 
 
 @dataclass(frozen=True)
@@ -229,9 +251,9 @@ class Gathered:
         return list({id(run): run for cell in self.cells.values() for run in cell.runs}.values())
 
     @property
-    def missing(self) -> list[Cell]:
-        """Rows that were not run, or not with all seeds."""
-        return [cell for cell in self.cells.values() if len(cell.runs) < cell.wanted]
+    def tuned(self) -> dict[str, dict[str, Any]]:
+        """Tuned options by method."""
+        return {cell.row.method: cell.tuned for cell in self.cells.values() if cell.runs and cell.tuned}
 
 
 def gather(
@@ -268,6 +290,7 @@ def _of_row(row: Row, spot: Spot, runs: Sequence[Run], tuned: Mapping[str, Mappi
         have = run.card["experiment"]
         if _is_of(have, want):
             key = {name: value for name, value in have.items() if name not in _FREE}
+            key["stream"] = {name: value for name, value in have["stream"].items() if name != "seed"}
             groups.setdefault(json.dumps(key, sort_keys=True), []).append(run)
     if len(groups) > 1 and row.method in tuned:
         chosen = tuned[row.method].items()
@@ -283,12 +306,16 @@ def _of_row(row: Row, spot: Spot, runs: Sequence[Run], tuned: Mapping[str, Mappi
             + ". Give folders with one kind of run, or --tuned to choose by options"
         )
     found = next(iter(groups.values()), [])
+    if len({int(run.card["experiment"]["seed"]) for run in found}) < len(found):
+        raise errors.DataError(
+            f"row {row.name!r} at {spot.title} has runs of one seed on several streams: give folders of one kind"
+        )
     return tuple(sorted(found, key=lambda run: int(run.card["experiment"]["seed"])))
 
 
 def _is_of(have: Mapping[str, Any], want: Mapping[str, Any]) -> bool:
     options, wanted = have["options"], want["options"]
-    stream, asked = ({k: v for k, v in one["stream"].items() if k != "limit"} for one in (have, want))
+    stream, asked = ({k: v for k, v in one["stream"].items() if k not in ("limit", "seed")} for one in (have, want))
     return (
         all(have.get(name, want[name]) == want[name] for name in _FIELDS)
         and all(options.get(name) == wanted.get(name) for name in _OPTIONS)

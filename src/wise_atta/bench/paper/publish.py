@@ -8,31 +8,37 @@ from typing import Any
 
 from wise_atta.bench.paper import tables
 from wise_atta.bench.paper.draw import figure
-from wise_atta.bench.paper.gather import Gathered
+from wise_atta.bench.paper.gather import Gathered, Run
 from wise_atta.bench.record import write_json, write_text
 
 PAPER = "paper-data"
 
 
 def publish(found: Gathered, out: Path) -> list[Path]:
-    """Write `table.md`, `cards.json`, what a figure needs as `series.json`, and the figure; give the files.
+    """Write `table.md`, `cards.json`, `tuned.json`, what a figure needs as `series.json`, and the figure.
 
-    The folder is `out`, the setting, and the name: `wise-atta paper show NAME FOLDER` prints it again from there.
+    The folder is `out`, the setting, and the name: `wise-atta paper show NAME FOLDER` prints it again from there. Tuned
+    options are written apart, so that the command in the table runs the same again.
     """
     folder = out / (found.on or PAPER) / found.item.name
     folder.mkdir(parents=True, exist_ok=True)
-    table, cards = folder / "table.md", folder / "cards.json"
-    write_text(table, tables.text(found) + f"\nMade by `{tables.command(found)}`.\n")
-    write_text(cards, json.dumps([run.card for run in found.runs], indent=1, ensure_ascii=False) + "\n")
+    table, cards, tuned = (folder / name for name in ("table.md", "cards.json", "tuned.json"))
     files = [table, cards]
+    if found.tuned:
+        write_json(tuned, {method: {"best": options} for method, options in found.tuned.items()})
+        files.append(tuned)
+    named = tuned if found.tuned else None
+    made = f"Made by `{tables.command(found, tuned=named)}`.\n"
+    write_text(table, f"{tables.text(found, tuned=named)}\n{made}")
+    write_text(cards, json.dumps([run.card for run in found.runs], indent=1, ensure_ascii=False) + "\n")
     series = {str(run.card["digest"]): kept for run in found.runs if (kept := _kept(found, run))}
     if series:
-        write_json(folder / "series.json", series)
+        write_text(folder / "series.json", json.dumps(series) + "\n")
         files.append(folder / "series.json")
     return [*files, *draw(found, folder)]
 
 
-def _kept(found: Gathered, run: Any) -> dict[str, Any]:
+def _kept(found: Gathered, run: Run) -> dict[str, Any]:
     if found.item.draw == "tenths" and run.tenths is not None:
         return {"tenths": run.tenths}
     if found.item.draw == "queries" and run.queries is not None:

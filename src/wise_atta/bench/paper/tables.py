@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -15,24 +17,50 @@ NOT_RUN = "not run"
 NOTHING = "–"
 
 
-def text(found: Gathered, *, domains: bool = False) -> str:
+def text(found: Gathered, *, domains: bool = False, tuned: Path | None = None) -> str:
     """Everything there is to print about a table or figure.
 
     Parameters
     ----------
     domains
         Whether the fifteen corruptions of ImageNet-C's tables are printed, not their mean alone.
+    tuned
+        The file with tuned options that commands name.
     """
     one = found.item
     parts = [f"**{one.title}** ({one.kind} `{one.label}`). The paper: {one.says}"]
     if one.remark:
         parts.append(one.remark)
+    if found.runs:
+        parts.append(basis(found))
     parts += _errors_on_hand(found) if found.on is not None else _errors_of_paper(found, domains)
     parts += [part for part in (_quotes(found), _tenths(found), _queries(found)) if part]
-    commands = missing_commands(found)
+    commands = missing_commands(found, tuned)
     if commands:
         parts.append("Not run, or not with all seeds:\n\n```sh\n" + "\n".join(commands) + "\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def basis(found: Gathered) -> str:
+    """What the numbers rest on, in a line: stream, learning rates, device."""
+    cards = [run.card for run in found.runs]
+    sizes = Counter(
+        (card["experiment"]["data"], card["results"]["batches"], card["experiment"]["batch"]) for card in cards
+    )
+    streams = ", ".join(f"{data} in {batches} batches of {size}" for data, batches, size in sizes)
+    rates: dict[str, list[str]] = {}
+    for card in cards:
+        rate = card["experiment"]["options"].get("lr")
+        known = rates.setdefault(card["experiment"]["method"], [])
+        if rate is not None and f"{rate:g}" not in known:
+            known.append(f"{rate:g}")
+    said = ", ".join(f"{method} {' and '.join(values)}" for method, values in rates.items() if values)
+    devices = ", ".join(dict.fromkeys(str(card["provenance"]["device"]) for card in cards))
+    torch = ", ".join(dict.fromkeys(str(card["provenance"]["versions"]["torch"]) for card in cards))
+    rate = f" Learning rates: {said}; otherwise the methods' own." if said else " Learning rates: the methods' own."
+    own = any(card["experiment"]["stream"].get("seed") for card in cards)
+    seeds = "Each seed has its own stream." if own else "Seeds change the methods' draws, not the stream."
+    return f"{len(cards)} runs: {streams}.{rate} {seeds} {devices}, torch {torch}."
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
@@ -80,33 +108,36 @@ def _number(block: Block, row: str, column: Column) -> float | None:
 def _errors_on_hand(found: Gathered) -> list[str]:
     """A table a protocol. The data are not the paper's: what compares is a row's difference to the reference."""
     digits, reference = _digits(found), found.item.reference
-    tables = []
+    versus = f"against {reference}"
+    tables, compared = [], False
     for spot in found.spots:
-        base = found.measured(reference, spot)
-        base_paper = paper_mean(found, reference, spot)
+        base, base_paper = found.measured(reference, spot), paper_mean(found, reference, spot)
+        papers = {row: paper_mean(found, row, spot) for row in found.item.rows}
+        printed = any(paper is not None for paper in papers.values())
+        compared = compared or printed
         lines = []
-        for row in found.item.rows:
-            ours, paper = found.measured(row, spot), paper_mean(found, row, spot)
-            against_paper = None if paper is None or base_paper is None else paper - base_paper
-            against = None if ours is None or base is None or row == reference else ours.minus(base)
+        for row, paper in papers.items():
+            ours = found.measured(row, spot)
+            gain = None if ours is None or base is None or row == reference else ours.minus(base)
+            gained = None if paper is None or base_paper is None or row == reference else paper - base_paper
+            said = _compared(paper, ours, digits)
             lines.append(
                 [
                     row,
-                    *_compared(paper, ours, digits),
-                    NOTHING if against_paper is None or row == reference else f"{against_paper:+.{digits}f}",
-                    NOTHING if against is None else against.text(max(digits, 2), "+"),
+                    *(said if printed else said[1:2]),
+                    *([NOTHING if gained is None else f"{gained:+.{digits}f}"] if printed else []),
+                    NOTHING if gain is None else gain.text(2, "+"),
                     _labels(found, row, spot),
                     _runs(found, row, Column(spot, (spot,))),
                 ]
             )
-        versus = f"against {reference}"
         heads = [spot, "paper*", "ours", "difference", f"paper, {versus}", f"ours, {versus}", "labels", "runs"]
-        tables.append(markdown(heads, lines))
+        tables.append(markdown(heads if printed else [spot, "ours", f"ours, {versus}", "labels", "runs"], lines))
     note = (
         "\\* On the paper's own data, mean over its columns: `difference` compares streams, the columns `against` what "
         "a row gains or loses, in points, ours seed by seed."
     )
-    return [*tables, note]
+    return [*tables, note] if compared else tables
 
 
 def paper_mean(found: Gathered, row: str, spot: str) -> float | None:
@@ -216,19 +247,36 @@ def _queries(found: Gathered) -> str:
 # ---- what is missing -------------------------------------------------------------------------------------------------
 
 
-def command(found: Gathered, only: Sequence[str] = ()) -> str:
-    """The command that runs a table or figure, or some of its rows."""
+def command(found: Gathered, only: Sequence[str] = (), protocols: Sequence[str] = (), tuned: Path | None = None) -> str:
+    """The command that runs a table or figure, or some of its rows, as the others were run."""
     words = ["wise-atta", "paper", "run", found.item.name]
     if found.on is not None:
         words += ["--on", found.on]
+    if protocols:
+        words += ["--protocol", ",".join(protocols)]
     for row in only:
         words += ["--only", row]
+    if tuned is not None:
+        words += ["--tuned", str(tuned)]
+    if any(run.card["experiment"]["stream"].get("seed") for run in found.runs):
+        words.append("--own-streams")
+    limits = {cell.limit for cell in found.cells.values() if cell.runs}
+    devices = {str(run.card["experiment"]["device"]) for run in found.runs}
+    for flag, values in (("--limit", limits - {None}), ("--device", devices - {"auto"})):
+        words += [flag, str(values.pop())] if len(values) == 1 else []
     return shlex.join(words)
 
 
-def missing_commands(found: Gathered) -> list[str]:
-    """What to run for the rows that were not run, or not with all seeds: one command, or none."""
-    rows = list(dict.fromkeys(cell.row.name for cell in found.missing))
-    if not rows:
-        return []
-    return [command(found, [] if len(rows) == len(found.item.rows) else rows)]
+def missing_commands(found: Gathered, tuned: Path | None = None) -> list[str]:
+    """What to run for rows that were not run, or not with all seeds; a command for each protocol if there are two."""
+    lacks: dict[str, list[str]] = {}
+    all_rows: dict[str, list[str]] = {}
+    for cell in found.cells.values():
+        protocol = str(cell.spot.setting.fields["protocol"])
+        for rows in [all_rows] + [lacks] * (len(cell.runs) < cell.wanted):
+            names = rows.setdefault(protocol, [])
+            names += [] if cell.row.name in names else [cell.row.name]
+    return [
+        command(found, [] if rows == all_rows[protocol] else rows, [protocol] if len(all_rows) > 1 else [], tuned)
+        for protocol, rows in lacks.items()
+    ]
