@@ -342,10 +342,14 @@ class Bench:
             self.save()
             print(table(found), flush=True)
             gc.collect()
+        self.save()
 
     def save(self) -> None:
-        if self.options.out is not None:
-            self.options.out.write_text(json.dumps(self.report, indent=1) + "\n")
+        out = self.options.out
+        if out is not None:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(self.report, indent=1) + "\n")
+            out.with_name(f"table-{out.stem}.md").write_text(markdown(self.report))
 
     # -- one group --------------------------------------------------------------------------------------------------
 
@@ -752,7 +756,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=4, help="blocks of each competitor")
     parser.add_argument("--threads", type=int, help="CPU threads")
     parser.add_argument("--limit", type=float, default=150, help="seconds after which nothing new is begun")
-    parser.add_argument("--out", type=Path, help="a file for the results; the tables go beside it as .md")
+    parser.add_argument("--out", type=Path, help="a file for the results; tables go to table-….md beside it")
     parser.add_argument("--profile", type=Path, help="a folder for chrome traces")
     parser.add_argument("--verbose", action="store_true", help="print the traceback of what fails")
     return parser.parse_args(argv)
@@ -775,8 +779,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     bench = Bench(options)
     bench.run(groups)
     print(summary(bench.report))
-    if options.out is not None:
-        options.out.with_suffix(".md").write_text(markdown(bench.report))
 
 
 if __name__ == "__main__":

@@ -124,4 +124,4 @@ def test_a_mode_that_fails_is_reported_and_the_run_goes_on(
     assert done["plain inference"] == (1, 0) and done["authors"] == (3, 1.5)
     assert done["wise"] == (1.5, 1) and done["tent"] == done["tent by hand"] == (1, 1)
     assert set(rows["wise", "eager"]["ratio"]) >= {"plain inference", "tent by hand", "authors"}
-    assert "no_such_option" in out.with_suffix(".md").read_text()
+    assert "no_such_option" in (tmp_path / "table-speed.md").read_text()
