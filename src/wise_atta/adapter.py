@@ -233,7 +233,10 @@ class Adapter:
 
     def _predict(self, batch: Batch, count: int, ask: bool, learn: bool) -> Prediction:
         began, work = time.perf_counter(), replace(self.classifier.work)
-        graph = learn and self.update.needs_graph and not self.update.only_selected
+        # Where only selected batches learn, it is not known yet whether this one will. On an accelerator a graph takes
+        # memory but no time, so it is kept just in case; on a CPU fresh memory costs time too.
+        unsure = self.update.only_selected and (not ask or self.classifier.device.type == "cpu")
+        graph = learn and self.update.needs_graph and not unsure
         self._drop_graph()
         forward = self.classifier.forward(batch.inputs, grad=graph)
         logits = forward.logits.detach()

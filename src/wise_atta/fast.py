@@ -76,7 +76,7 @@ def kept_in_fp32(module: nn.Module, head: nn.Module) -> bool:
 
 
 def without_autocast(module: nn.Module, device: torch.device) -> None:
-    """Let a layer run in the precision of its input: autocast would widen LayerNorm to fp32, and narrow the head."""
+    """Let a layer run in the precision of its parameters, the head for one."""
     plain = module.forward
 
     def forward(*args: Any, **kwargs: Any) -> Any:

@@ -178,6 +178,7 @@ class _Replica:
         self.head = modules[head]
         self.features: Tensor | None = None
         self.lease: weakref.ref[fast.Lease] | None = None
+        self.apart: list[Tensor] = []
         self._widens = how.precision == "bf16"
         self.head.register_forward_pre_hook(self._keep_features, with_kwargs=True)
         self.norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
@@ -758,10 +759,13 @@ class Classifier:
             scratch = self._scratch()
             if self._how.compile:
                 # A compiled layer may not write into memory that it shares with others.
-                apart = [tuple(map(torch.clone, pair)) for pair in self._pairs(scratch)]
-                self._bind(replica, apart, training=True)
+                apart = replica.apart = replica.apart or [
+                    part.clone() for pair in self._pairs(scratch) for part in pair
+                ]
+                torch._foreach_zero_(apart)
+                self._bind(replica, list(zip(apart[::2], apart[1::2], strict=True)), training=True)
                 yield Statistics(scratch, batch=count)
-                torch.cat([part for pair in apart for part in pair], out=scratch)
+                torch.cat(apart, out=scratch)
             else:
                 self._use(replica, scratch, training=True)
                 yield Statistics(scratch, batch=count)

@@ -50,6 +50,20 @@ class Labels:
         self.late = list(late)
         self.labels = [*labels, *(item.label for item in late)]
         self.weights = [*([1.0] * len(self.rows) if weights is None else weights), *(item.weight for item in late)]
+        self._ready: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def _on(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, classes and weights beside the logits, copied there once: a rule asks for them several times."""
+        if self._ready is None or self._ready[2].device != logits.device or self._ready[2].dtype != logits.dtype:
+            rows, targets = (torch.tensor(values, dtype=torch.long) for values in (self.rows, self.labels))
+            weights = torch.tensor(self.weights, dtype=logits.dtype)
+            # A handful of numbers is on its way when the call returns: nothing has to wait for it.
+            self._ready = (
+                rows.to(logits.device, non_blocking=True),
+                targets.to(logits.device, non_blocking=True),
+                weights.to(logits.device, non_blocking=True),
+            )
+        return self._ready
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -58,12 +72,13 @@ class Labels:
         """True at the rows of the batch that are labelled."""
         mask = torch.zeros(len(forward.logits), dtype=torch.bool, device=forward.logits.device)
         if self.rows:
-            mask[self.rows] = True
+            mask[self._on(forward.logits)[0]] = True
         return mask
 
     def outputs(self, model: Classifier, forward: Forward, *, grad: bool = True) -> tuple[Tensor, Tensor]:
         """Logits with their graph, and features, of all labelled samples under the forward's version."""
-        logits, features = [forward.logits[self.rows]], [forward.features[self.rows]]
+        rows = self._on(forward.logits)[0]
+        logits, features = [forward.logits[rows]], [forward.features[rows]]
         for item in self.late:
             own = model.forward(item.inputs, version=forward.version, statistics=item.statistics, grad=grad)
             logits.append(own.logits)
@@ -72,6 +87,5 @@ class Labels:
 
     def loss(self, logits: Tensor) -> Tensor:
         """L_sup = (1/|Q|) Σ w·(−log p_y), with w = 1 unless an answer says otherwise."""
-        targets = torch.tensor(self.labels, device=logits.device)
-        weights = torch.tensor(self.weights, device=logits.device, dtype=logits.dtype)
+        _, targets, weights = self._on(logits)
         return (functional.cross_entropy(logits, targets, reduction="none") * weights).sum() / len(self)

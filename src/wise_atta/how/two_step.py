@@ -119,14 +119,16 @@ class TwoStep(Update):
             supervised = self.lambda_sup * loss_sup
             loss = supervised if loss is None else supervised + loss
         # Both gradients before either step: the head's features are those of the forward, and what fails, fails whole.
+        # The large one first: a device computes it while the host prepares the other.
+        by_norm = {} if loss is None else model.gradients(loss, forward.version, ["norm"])
         by_head: dict[str, list[Tensor]] = {}
         if self.block is None and self.train_head != "none":
             with torch.enable_grad():
                 head_loss = self.lambda_head * labels.loss(model.head(features.detach()))
             by_head = model.gradients(head_loss, model.live, ["second"], head=True)
-        if loss is not None:
+        if by_norm:
             # Where the head follows at once, both are published together: nobody sees half of an update.
-            self.optimizer.step(model.gradients(loss, forward.version, ["norm"]), publish=not by_head)
+            self.optimizer.step(by_norm, publish=not by_head)
         if by_head:
             self.optimizer.step(by_head, lr=self.head_lr)
         elif self.block is not None:
