@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
-import yaml
 
 import wise_atta
 from wise_atta import errors, methods, what, when
@@ -151,8 +150,12 @@ class Experiment(pydantic.BaseModel):
 
     @property
     def digest(self) -> str:
-        """What finished runs are found by: the description and the version of the package."""
-        content = {k: v for k, v in self.model_dump(mode="json").items() if k not in _NOT_HASHED}
+        """What finished runs are found by: the description and the version of the package.
+
+        Fields at their default do not count, so that a later release with one more field still finds them.
+        """
+        written = self.model_dump(mode="json", exclude_defaults=True)
+        content = {k: v for k, v in written.items() if k not in _NOT_HASHED}
         text = json.dumps([content, wise_atta.__version__], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -181,6 +184,9 @@ def read_mapping(path: Path) -> dict[str, Any]:
             raise errors.BadConfig(f"{path} holds {len(cards)} cards: name one by its digest, such as {listed}")
         content: dict[str, Any] = cards[0]["experiment"]
         return content
+    # Where experiments are not read from YAML, it need not be installed.
+    import yaml
+
     try:
         text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
