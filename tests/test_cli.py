@@ -197,9 +197,9 @@ def test_every_kind_of_error_has_a_code() -> None:
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in [name for name in sys.modules if name.startswith("wise_atta.bench")]:
         monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "pydantic", None)
-    with pytest.raises(errors.MissingExtra, match=r"pydantic: pip install 'wise-atta\[bench\]'"):
-        CliRunner().invoke(cli.app, ["run"], catch_exceptions=False)
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(errors.MissingExtra, match=r"yaml: pip install 'wise-atta\[bench\]'"):
+        CliRunner().invoke(cli.app, ["sweep"], catch_exceptions=False)
 
 
 def test_a_package_that_is_missed_late_is_named_too(
