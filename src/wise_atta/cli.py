@@ -126,7 +126,7 @@ def demo(
     """
     with _extra("bench"):
         from wise_atta.bench import demo as demos
-        from wise_atta.bench import report
+        from wise_atta.bench import demo_report as report
         from wise_atta.bench.record import write_text
         from wise_atta.bench.source import digits_model
 
@@ -199,7 +199,7 @@ def _watching(console: Console, runs: int) -> Iterator[Any]:
 def _show_demo(result: Demo, page: Path, seconds: float) -> None:
     from rich.table import Table
 
-    from wise_atta.bench import report
+    from wise_atta.bench import demo_report as report
     from wise_atta.bench.demo import BASELINE
 
     facts = result.to_dict()
@@ -476,6 +476,7 @@ ROOMS = {
     "ablation": Room(_STUDIES, "bench", "Measure what the labels themselves are worth.", inside=True),
     "delay": Room(_STUDIES, "bench", "Measure what labels are worth that come late.", inside=True),
     "value": Room(_LOOK, "bench", "Say what labels bought, beside the best method without labels.", inside=True),
+    "report": Room(_LOOK, "bench", "Write one HTML page about a set of runs.", inside=True),
     "compare": Room(_LOOK, "bench", "Show where two runs part.", inside=True),
     "bundle": Room(_LOOK, "bench", "Put many finished runs into one small file.", inside=True),
     "paper": Room("wise_atta.bench.paper.cli:app", "bench", "Every table and figure of the paper: list, run, show."),

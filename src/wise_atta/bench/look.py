@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +16,7 @@ from rich.table import Table
 from wise_atta.bench import runs
 from wise_atta.bench.compare import TOLERANCE, Comparison, compare
 from wise_atta.bench.record import write_json, write_text
+from wise_atta.bench.report import html
 from wise_atta.bench.value import REPLICATES, value
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -159,3 +161,23 @@ def _text(value: object) -> str:
     """A value in a few letters."""
     text = f"{value:.9g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+@app.command("report")
+def report_command(
+    paths: Runs,
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    replicates: Annotated[int, typer.Option(min=1, help="Of the bootstrap.")] = REPLICATES,
+    open_it: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Write one HTML page about a set of runs: tables, lines over the stream, what labels bought, every card.
+
+    Example: wise-atta report runs/sweep --out sweep.html --open
+    """
+    read = runs.find(paths)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, html(read.runs, read.problems, replicates=replicates))
+    typer.echo(f"{out}: {len(read.runs)} runs, {out.stat().st_size / 2**20:.1f} MiB")
+    if open_it:
+        webbrowser.open(out.resolve().as_uri())
+    _left_out(read.problems)

@@ -1,402 +1,580 @@
-"""How is the demo shown? One HTML page that needs nothing but itself, and one small picture."""
+"""What happened in a set of runs? One HTML page: tables to sort, lines to hide, every run with its card."""
 
 from __future__ import annotations
 
-import base64
-import io
+import json
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from wise_atta.bench import demo as demos
-from wise_atta.bench.demo import Demo, Interval, Line, signed
-from wise_atta.bench.svg import STYLE, THEME, Axis, Chart, ticks
-from wise_atta.data import StreamSpec, open_stream
+from wise_atta import errors
+from wise_atta.bench.demo import Interval
+from wise_atta.bench.figures import round_numbers
+from wise_atta.bench.page import page, section, smooth
+from wise_atta.bench.runs import Run, visits
+from wise_atta.bench.svg import NUMBERED_STYLE, Axis, Chart, series, ticks
+from wise_atta.bench.value import REPLICATES, Value, method_key, method_names, ratio_of, stream_of, value
 
-KINDS = {
-    "source": "source",
-    "bn": "bn",
-    "tent": "tent",
-    "wise, no labels": "never",
-    "wise, uniform": "uniform",
-    "wise, paced": "paced",
+# Points of a line; a longer stream is shown by means over its neighbours.
+MOST = 600
+# Lines that are shown at first; the others come by a press on their name.
+AT_FIRST = 6
+WIDE, RIGHT = 1060.0, 1044.0
+
+Numbers = NDArray[np.float64]
+
+STYLE = (
+    NUMBERED_STYLE
+    + """
+.plot{overflow-x:auto} .plot svg{min-width:620px;touch-action:pan-x pan-y} h3{font-size:14px;margin:16px 0 4px}
+.pair{grid-template-columns:repeat(auto-fit,minmax(min(100%,430px),1fr))}
+th.by{cursor:pointer;user-select:none} th.by::after{content:" ↕";opacity:.4} td .spark{width:92px;height:22px;
+display:block} .names{display:flex;flex-wrap:wrap;gap:5px 8px;margin:8px 0}
+.names button,.copy{font:inherit;font-size:13px;color:inherit;
+background:none;border:1px solid var(--rule);border-radius:8px;padding:1px 9px;cursor:pointer}
+.names button[aria-pressed=false]{opacity:.4} .off{display:none} .heat td{text-align:center;padding:5px 7px;
+background:color-mix(in srgb,var(--wrong) calc(var(--heat)*55%),transparent)} .heat td:first-child{background:none;
+text-align:left}
+.heat th{writing-mode:vertical-rl;transform:rotate(180deg);text-align:left;padding:6px 2px} .heat th:first-child{
+writing-mode:initial;transform:none;text-align:left} details{border-top:1px solid var(--rule);padding:8px 0}
+summary{cursor:pointer;overflow-wrap:anywhere} pre{background:var(--soft);padding:10px;border-radius:8px;overflow:auto;
+max-height:360px;font-size:12px} .warn{border-color:var(--wrong)} .event{color:var(--wrong)}
+#tip{position:fixed;pointer-events:none;background:var(--card);border:1px solid var(--rule);border-radius:8px;
+padding:6px 9px;font-size:12px;box-shadow:0 2px 10px #0003;display:none;max-width:280px;z-index:9}
+#tip i{display:inline-block;width:9px;height:9px;border-radius:2px;margin-right:6px}
+"""
+)
+
+SCRIPT = """
+const data = JSON.parse(document.getElementById("data").textContent), tip = document.getElementById("tip");
+const hidden = new Set();
+for (const button of document.querySelectorAll(".names button")) {
+  const show = () => {
+    const on = button.getAttribute("aria-pressed") === "true", of = button.dataset.name;
+    on ? hidden.delete(of) : hidden.add(of);
+    for (const part of document.querySelectorAll(`[data-of="${of}"]`)) part.classList.toggle("off", !on);
+  };
+  button.onclick = () => {
+    button.setAttribute("aria-pressed", button.getAttribute("aria-pressed") !== "true");
+    show();
+  };
+  show();
 }
-ASKING = ("wise, uniform", "wise, paced")
-SHOWN = "wise, paced"
-# Errors of a few and of ninety per cent have to be readable in one picture: heights go with the square root.
-LEVELS = (0, 1, 5, 10, 20, 40, 60, 90)
-TENTHS = 10
-
-PAGE = """
-*{box-sizing:border-box} body{margin:0;background:var(--page);color:var(--ink);
-font:15px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif}
-main{max-width:1120px;margin:0 auto;padding:32px 20px 56px} h1{font-size:26px;margin:0 0 4px}
-h2{font-size:17px;margin:0 0 4px} p{margin:0 0 8px} .note{margin:12px 0 0;font-size:13px}
-.dim{color:var(--dim)} ul{margin:0 0 10px;padding-left:20px} .lead{max-width:78ch;margin-bottom:22px}
-section{background:var(--card);border:1px solid var(--rule);border-radius:12px;padding:18px 20px;margin-top:18px}
-.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(230px,1fr));gap:14px} .tiles section{margin:0}
-.big{font-size:27px;font-weight:650;letter-spacing:-.02em} .pair{display:grid;gap:18px;
-grid-template-columns:repeat(auto-fit,minmax(430px,1fr))} .pair section{margin-bottom:0} svg{width:100%;height:auto}
-table{border-collapse:collapse;width:100%;font-variant-numeric:tabular-nums} th{font-weight:600;color:var(--dim)}
-th,td{padding:7px 10px;text-align:right;border-bottom:1px solid var(--rule);white-space:nowrap}
-th:first-child,td:first-child{text-align:left} tr:last-child td{border-bottom:0} .scroll{overflow-x:auto}
-.key{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:8px;background:var(--colour)}
-.legend{display:flex;flex-wrap:wrap;gap:4px 18px;margin:6px 0 4px} .asked{display:grid;gap:12px 16px;
-grid-template-columns:repeat(auto-fill,minmax(300px,1fr))} .asked h3{font-size:12px;margin:0 0 5px;color:var(--dim);
-font-weight:600} .wall{display:flex;flex-wrap:wrap;gap:6px} figure{margin:0;width:44px}
-figure img{width:44px;height:44px;image-rendering:pixelated;border-radius:5px;display:block}
-figcaption{font-size:11px;text-align:center;
-font-variant-numeric:tabular-nums} .right{color:var(--right)} .wrong{color:var(--wrong)} code{background:var(--soft);
-padding:1px 5px;border-radius:4px;font-size:13px} dl{display:grid;grid-template-columns:max-content 1fr;gap:3px 18px;
-margin:8px 0 0} dt{color:var(--dim)} dd{margin:0;overflow-wrap:anywhere}
-@media (max-width:520px){.pair{grid-template-columns:1fr}}
+for (const head of document.querySelectorAll("th.by")) head.onclick = () => {
+  const body = head.closest("table").tBodies[0], place = head.cellIndex, way = head.dataset.way === "1" ? -1 : 1;
+  head.dataset.way = way;
+  const of = row => row.cells[place].dataset.by ?? row.cells[place].textContent;
+  const by = (a, b) => (isNaN(a) || isNaN(b) || a === "" || b === "" ? String(a).localeCompare(b) : a - b) * way;
+  [...body.rows].sort((a, b) => by(of(a), of(b))).forEach(row => body.append(row));
+};
+for (const svg of document.querySelectorAll("svg[data-chart]")) {
+  const one = data[svg.dataset.chart];
+  svg.addEventListener("pointermove", event => {
+    const box = svg.getBoundingClientRect(), x = (event.clientX - box.left) * one.width / box.width;
+    const share = (x - one.left) / (one.right - one.left);
+    if (share < 0 || share >= 1) { tip.style.display = "none"; return; }
+    const batch = Math.floor(share * one.batches), said = [];
+    for (const line of one.lines) {
+      const at = line.ys[Math.floor(share * line.ys.length)];
+      if (at !== null && !hidden.has(line.of)) said.push([at, line]);
+    }
+    said.sort((a, b) => b[0] - a[0]);
+    tip.replaceChildren();
+    const title = tip.appendChild(document.createElement("b"));
+    title.textContent = `batch ${batch + 1} ${one.domains.filter(d => d[0] <= batch).at(-1)?.[1] ?? ""}`;
+    for (const [at, line] of said.slice(0, 12)) {
+      const row = tip.appendChild(document.createElement("div")), key = row.appendChild(document.createElement("i"));
+      key.style.background = `var(--${line.kind})`;
+      row.append(`${line.name}: ${at}`);
+    }
+    tip.style.display = "block";
+    tip.style.left = Math.min(event.clientX + 14, innerWidth - tip.offsetWidth - 8) + "px";
+    tip.style.top = Math.min(event.clientY + 14, innerHeight - tip.offsetHeight - 8) + "px";
+  });
+  svg.addEventListener("pointerleave", () => tip.style.display = "none");
+}
+for (const button of document.querySelectorAll(".copy")) button.onclick = () =>
+  navigator.clipboard?.writeText(button.previousElementSibling.textContent).then(() => button.textContent = "copied");
 """
 
 
-def html(demo: Demo) -> str:
-    """The whole report as one page, without anything to load."""
-    facts = demo.to_dict()
-    parts = [
-        _head(facts),
-        _tiles(demo, facts),
-        _section("Result", _verdicts(demo) + _table(demo) + _footnote()),
-        _section(
+@dataclass(frozen=True)
+class Line:
+    """Runs that differ in nothing but the seed.
+
+    Parameters
+    ----------
+    id
+        Unique on the page: what the parts that belong to it are found by.
+    kind
+        Its colour.
+    """
+
+    id: str
+    kind: str
+    name: str
+    ratio: float
+    runs: tuple[Run, ...]
+
+    def mean(self, column: str) -> Numbers:
+        """A column of the steps, mean over seeds; where it has no number, NaN."""
+        length = min(len(run.steps) for run in self.runs)
+        rows = [[_number(row.get(column)) for row in run.steps[:length]] for run in self.runs]
+        return np.asarray(np.mean(rows, axis=0))
+
+    def results(self, name: str) -> list[float]:
+        return [_number(run.results.get(name)) for run in self.runs]
+
+    @property
+    def asks(self) -> bool:
+        return any(run.results["labels_spent"] for run in self.runs)
+
+
+class Charts:
+    """The charts of a page, and the numbers that are read off them."""
+
+    def __init__(self) -> None:
+        self.data: list[dict[str, Any]] = []
+
+    def add(self, chart: Chart, title: str, spans: Sequence[tuple[int, int, str]], lines: list[dict[str, Any]]) -> str:
+        """A chart over the batches of a stream, with what its lines say."""
+        self.data.append(
+            {
+                "width": chart.width,
+                "left": chart.x.start,
+                "right": chart.x.end,
+                "batches": int(chart.x.high),
+                "domains": [[start, domain] for start, _, domain in spans],
+                "lines": lines,
+            }
+        )
+        svg = chart.svg(title).replace("<svg ", f'<svg data-chart="{len(self.data) - 1}" ', 1)
+        return f'<div class="plot">{svg}</div>'
+
+
+def html(runs: Sequence[Run], problems: Sequence[str] = (), *, replicates: int = REPLICATES) -> str:
+    """The report on some runs as one page, without anything to load.
+
+    Parameters
+    ----------
+    runs
+        Whatever was run; runs over one stream with one model come together.
+    problems
+        What could not be read, said at the top.
+    replicates
+        Of the bootstrap behind what labels bought.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(json.dumps(stream_of(run), sort_keys=True, default=str), []).append(run)
+    charts = Charts()
+    several = f" over {len(groups)} streams" if len(groups) > 1 else ""
+    body = [f"<h1>{len(runs)} run{'s' * (len(runs) != 1)}{several}</h1>", _problems(problems)]
+    for place, some in enumerate(groups.values()):
+        body.append(_group(some, place, charts, replicates))
+    facts = json.dumps(charts.data, separators=(",", ":")).replace("</", "<\\/")
+    body.append(f'<div id="tip"></div><script type="application/json" id="data">{facts}</script>')
+    return page("wise-atta report", "".join(body), STYLE, SCRIPT)
+
+
+def _problems(problems: Sequence[str]) -> str:
+    if not problems:
+        return ""
+    said = "".join(f"<li>{escape(text)}</li>" for text in problems)
+    return f'<section class="warn"><h2>Could not be read, and is left out</h2><ul>{said}</ul></section>'
+
+
+def _lines(runs: Sequence[Run], place: int) -> list[Line]:
+    names = method_names([run.experiment for run in runs])
+    found: dict[tuple[str, float], list[Run]] = {}
+    for run in runs:
+        found.setdefault((names[method_key(run.experiment)], ratio_of(run)), []).append(run)
+    several = {name for name, _ in found if sum(other == name for other, _ in found) > 1}
+    return [
+        Line(f"{place}-{n}", series(n), f"{name}, ratio {ratio:g}" if name in several else name, ratio, tuple(some))
+        for n, ((name, ratio), some) in enumerate(sorted(found.items(), key=lambda item: (item[0][1] > 0, *item[0])))
+    ]
+
+
+def _group(runs: Sequence[Run], place: int, charts: Charts, replicates: int) -> str:
+    """All about the runs over one stream."""
+    first, lines = runs[0], _lines(runs, place)
+    spec, stream = first.provenance["stream"]["spec"], first.provenance["stream"]
+    spans = visits(first.domains)
+    said = (
+        f"{spec['data']}, {spec['protocol']}, batches of {spec['batch']}: {first.results['batches']:,} batches, "
+        f"{first.results['samples']:,} samples, {len(stream.get('domains') or {}) or len(spans)} domains. Model "
+        f"{first.provenance['model'].get('name', first.experiment['model'])}."
+    )
+    parts = [f'<p class="lead dim">{escape(said)}</p>', section("Runs", _table(lines), _table_note(lines))]
+    seeds = "Mean over seeds" if any(len(line.runs) > 1 for line in lines) else "One run each"
+    parts.append(
+        section(
             "Error over the stream",
-            _legend(KINDS) + error_chart(demo).svg("error of every method over the stream"),
-            f"Mean over {_seeds(demo)}, smoothed over five batches of one corruption. Scored before the update on each "
-            "batch. Heights go with the square root of the error.",
-        ),
-        '<div class="pair">',
-        _section(
-            "Labels spent", _legend(ASKING) + spending_chart(demo).svg("labels spent against r·t"), _spending_note(demo)
-        ),
-        _section(
-            "Labels by tenth of the stream",
-            _legend(ASKING) + tenths_chart(demo).svg("labels by tenth of the stream"),
-            "Mean over seeds. Uniform allocation spends alike everywhere, paced allocation where batches score high.",
-        ),
-        "</div>",
-        _section("What was asked", _asked(demo), _asked_note(demo)),
-        _section(
-            "Drift against entropy of what was asked",
-            scatter(demo).svg("drift against entropy of the pictures that were asked for"),
-            f"{SHOWN}, {_seeds(demo)}. Drift is how far the prediction has moved from its own slow average. A picture "
-            "is asked for because it drifts more than the others of its batch, whatever its entropy.",
-        ),
-        _section("What these numbers rest on", _rests_on(demo, facts)),
-    ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1"><meta name="color-scheme" '
-        f'content="light dark"><title>wise-atta demo</title><style>{THEME}{STYLE}{PAGE}</style></head>'
-        f"<body><main>{''.join(parts)}</main></body></html>\n"
-    )
-
-
-def picture(demo: Demo) -> str:
-    """A small picture of the result as one SVG file: error over the stream, and error by method."""
-    over = error_chart(demo, width=620, height=300, names=False)
-    by = _bars(demo, width=360, height=300)
-    return (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 316" role="img" '
-        f'aria-label="error over the stream and by method"><style>{THEME}{STYLE}</style>'
-        '<rect width="1000" height="316" rx="12" style="fill:var(--page)"/>'
-        f'<g transform="translate(8 12)">{over.body()}</g><g transform="translate(632 12)">{by.body()}</g></svg>\n'
-    )
-
-
-# ---- words and tables ------------------------------------------------------------------------------------------------
-
-
-def _section(title: str, body: str, note: str = "") -> str:
-    said = f'<p class="dim">{note}</p>' if note else ""
-    return f"<section><h2>{escape(title)}</h2>{said}{body}</section>"
-
-
-def _head(facts: Mapping[str, Any]) -> str:
-    return (
-        "<h1>A classifier adapts while it predicts</h1>"
-        f'<p class="lead dim">A small network trained on clean digits meets {facts["pictures"]:,} pictures under 15 '
-        f"corruptions, {facts['batches']} batches one after the other. It adapts to what it sees, and may ask for at "
-        f"most one label every {1 / demos.RATIO:g} batches.</p>"
-    )
-
-
-def _tiles(demo: Demo, facts: Mapping[str, Any]) -> str:
-    source, wise = demo.line("source"), demo.line(SHOWN)
-    share = 100 * wise.spent / facts["pictures"]
-    tiles = [
-        (f"{source.error:.1f} % → {wise.error:.1f} %", f"error: the model as trained, and {SHOWN}"),
-        (f"{wise.spent:.0f} of {facts['pictures']:,}", f"pictures were labelled: {share:.1f} %"),
-    ]
-    if wise.difference is not None:
-        span = f"95 % interval {signed(wise.difference.low)} to {signed(wise.difference.high)}"
-        tiles.append(
-            (f"{signed(wise.difference.mean)} points", f"error against {demos.BASELINE}, which asks for none; {span}")
+            _names(lines) + _error_chart(lines, spans, charts),
+            f"{seeds}, smoothed over five batches of one domain; scored before the update on each batch. Press a name "
+            "to show or hide it, hover to read off. Heights go with the square root of the error.",
         )
-    return (
-        '<div class="tiles">'
-        + "".join(
-            f'<section><div class="big">{big}</div><div class="dim">{escape(small)}</div></section>'
-            for big, small in tiles
-        )
-        + "</div>"
     )
+    asking = [line for line in lines if line.asks]
+    if asking:
+        parts.append(
+            section(
+                "Labels spent",
+                _spending_chart(asking, spans, charts),
+                "Dashed: what was allowed, ratio times batches. In hand: allowed so far and not spent.",
+            )
+        )
+        parts.append(_value(runs, replicates))
+    parts.append(section("Error by domain", _heat(lines), "In per cent, mean over seeds; the darker the worse."))
+    details = "".join(_details(run, line, charts) for line in lines for run in line.runs)
+    parts.append(section("Every run", details, "Utility, entropy, questions, events, and how to run it again."))
+    return "".join(parts)
 
 
-def _table(demo: Demo) -> str:
-    head = ["method", "error %", "labels", f"difference to {demos.BASELINE}", "the same on pictures never asked for"]
-    lines = [
-        [
-            _key(line.name) + escape(line.name),
-            error_text(line),
-            labels_text(line),
-            difference_text(line.difference),
-            difference_text(line.never_asked),
+# ---- tables ----------------------------------------------------------------------------------------------------------
+
+
+def _table(lines: Sequence[Line]) -> str:
+    heads = ["method", "error %", "", "never asked %", "labels", "of", "ms a batch", "forwards", "backwards", "runs"]
+    rows = []
+    for line in lines:
+        error, never = line.results("error"), line.results("error_never_asked")
+        ms = [float(np.median([_number(row.get("ms")) for row in run.steps])) for run in line.runs]
+        batches = np.array(line.results("batches"))
+        allowed = line.results("labels_allowed") if line.ratio else [float("nan")]
+        forwards, backwards = (np.mean(np.array(line.results(name)) / batches) for name in ("forwards", "backwards"))
+        cells = [
+            (line.name, _key(line.kind) + escape(line.name)),
+            (np.mean(error), _spread(error)),
+            ("", _spark(line)),
+            (np.mean(never), _spread(never)),
+            (np.mean(line.results("labels_spent")), f"{np.mean(line.results('labels_spent')):.4g}"),
+            (np.mean(allowed), _or_none(np.mean(allowed), "g")),
+            (np.mean(ms), _or_none(np.mean(ms), ".1f")),
+            (forwards, f"{forwards:.2f}"),
+            (backwards, f"{backwards:.2f}"),
+            (len(line.runs), str(len(line.runs))),
         ]
-        for line in demo.lines
+        row = "".join(f'<td data-by="{escape(str(by), quote=True)}">{text}</td>' for by, text in cells)
+        rows.append(f"<tr>{row}</tr>")
+    head = "".join(f"<th{' class=by' if name else ''}>{escape(name)}</th>" for name in heads)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+
+
+def _table_note(lines: Sequence[Line]) -> str:
+    several = "mean ± deviation over seeds; " if any(len(line.runs) > 1 for line in lines) else ""
+    return (
+        f"Error: {several}never asked: over pictures that the run itself never asked for, so methods are not compared "
+        "by it. Of: labels allowed. Press a head to sort."
+    )
+
+
+def _heat(lines: Sequence[Line]) -> str:
+    domains = list(dict.fromkeys(name for line in lines for run in line.runs for name in run.results["by_domain"]))
+    found = [
+        [float(np.mean([run.results["by_domain"].get(name, np.nan) for run in line.runs])) for name in domains]
+        for line in lines
     ]
-    rows = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>" for cells in lines)
-    return f'<div class="scroll"><table><tr>{"".join(f"<th>{escape(h)}</th>" for h in head)}</tr>{rows}</table></div>'
-
-
-def error_text(line: Line) -> str:
-    return f"{line.error:.1f}" + ("" if line.sd is None else f" ± {line.sd:.1f}")
-
-
-def labels_text(line: Line) -> str:
-    return "none" if line.allowed is None else f"{line.spent:g} of {line.allowed}"
-
-
-def difference_text(found: Interval | None) -> str:
-    return "" if found is None else f"{signed(found.mean)} [{signed(found.low)}, {signed(found.high)}]"
-
-
-def _verdicts(demo: Demo) -> str:
-    said = [text for name in ASKING for text in demo.line(name).verdicts()]
-    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in said) + "</ul>" if said else ""
-
-
-def _footnote() -> str:
-    return (
-        '<p class="dim note">Error: mean ± deviation over seeds. Difference: paired by seed, in points, with its 95 % '
-        "interval by Student's t. A picture comes under every corruption, so a label could help by being remembered: "
-        f"the last column leaves out, for the method and for {demos.BASELINE}, each picture that the method asked for. "
-        "<i>No labels</i> is the same update with nobody to ask.</p>"
+    high = max((value for row in found for value in row if np.isfinite(value)), default=1.0) or 1.0
+    rows = "".join(
+        f"<tr><td>{_key(line.kind)}{escape(line.name)}</td>"
+        + "".join(f'<td style="--heat:{_share(value, high):.3f}">{_or_none(value, ".1f")}</td>' for value in row)
+        + "</tr>"
+        for line, row in zip(lines, found, strict=True)
     )
+    head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in ["", *domains])
+    return f'<div class="scroll"><table class="heat"><tr>{head}</tr>{rows}</table></div>'
 
 
-def _legend(names: Mapping[str, str] | Sequence[str]) -> str:
-    return '<div class="legend">' + "".join(f"<span>{_key(name)}{escape(name)}</span>" for name in names) + "</div>"
+def _share(value: float, high: float) -> float:
+    """How dark: with the square root, so that errors of a few per cent can be told apart too."""
+    return float(np.sqrt(value / high)) if np.isfinite(value) else 0.0
 
 
-def _key(name: str) -> str:
-    return f'<span class="key" style="--colour:var(--{KINDS[name]})"></span>'
-
-
-def _seeds(demo: Demo) -> str:
-    return f"{len(demo.seeds)} seeds" if len(demo.seeds) > 1 else "one seed"
-
-
-def _spending_note(demo: Demo) -> str:
-    return (
-        f"At most ⌊{demos.RATIO:g}·t⌋ labels after batch t, at every t. Above: what was spent. Below: labels in hand, "
-        "which paced allocation saves for better batches; the area spans all seeds."
-    )
-
-
-def _rests_on(demo: Demo, facts: Mapping[str, Any]) -> str:
-    rests = facts["provenance"]
-    model, versions = rests["model"], rests["versions"]
-    said = {
-        "made by": f"<code>wise-atta demo --seeds {len(demo.seeds)} --limit {facts['stream']['limit']}</code>; "
-        "every run's card is in <code>runs</code>",
-        "settings": f"tent {escape(str(dict(demos.TENT)))}; wise {escape(str(dict(demos.WISE)))}. Chosen by "
-        f"<code>wise-atta demo --tune</code> on seeds {', '.join(map(str, demos.TUNING_SEEDS))}, which are not scored",
-        "stream": f"{facts['batches']} batches of {facts['stream']['batch']}, severity {facts['stream']['severity']}; "
-        f"the seed decides pictures, order, noise and the method's draws; textures of frost: {rests['frost']}",
-        "network": f"{model['architecture']}, trained on the other half; weights {model['weights_hash'][:16]}",
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-    }
-    return "<dl>" + "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in said.items()) + "</dl>"
+def _value(runs: Sequence[Run], replicates: int) -> str:
+    """What labels bought, where there is something to compare with; otherwise why not."""
+    title = "What labels buy"
+    try:
+        found = value(runs, replicates=replicates)
+    except errors.WiseAttaError as error:
+        return section(title, "", escape(f"Not compared: {error}"))
+    said = "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in found.words()) + "</ul>"
+    head, lines = found.table()
+    rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
+    table = f"<table><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>{rows}</table>"
+    keys = "".join(f"<span>{_key(series(n))}{escape(name)}</span>" for n, name in enumerate(found.asking))
+    pair = "".join(f"<div>{chart.svg(title)}</div>" for chart in value_charts(found))
+    body = f'{said}<div class="legend">{keys}</div><div class="pair">{pair}</div><div class="scroll">{table}</div>'
+    return section(title, body, escape(found.note()))
 
 
 # ---- charts ----------------------------------------------------------------------------------------------------------
 
 
-def error_chart(demo: Demo, width: float = 1060, height: float = 400, names: bool = True) -> Chart:
-    """Error of every row over the stream; with `names` the corruptions stand below it."""
-    first = demo.steps(demo.lines[0].name)[0]
-    bottom = height - (86 if names else 34)
-    axis = Axis(0, LEVELS[-1] + 5, bottom, 14 if names else 30, "root")
-    chart = Chart(width, height, Axis(0, len(first), 46, width - 8), axis)
-    chart.ticks_y(LEVELS, " %")
-    for start, end, domain in _domains(first):
-        chart.stroke((start, 0), (start, axis.high), "grid")
-        if names:
-            middle = chart.x((start + end) / 2)
-            chart.text(middle + 4, bottom + 14, domain.replace("_", " "), "tick", "end", turn=-38)
-    for line in demo.lines:
-        runs = demo.steps(line.name)
-        errors = 100 * np.mean([[row["error"] for row in run] for run in runs], axis=0)
-        smooth = np.concatenate([_smooth(errors[start:end]) for start, end, _ in _domains(first)])
-        chart.line(np.arange(len(first)) + 0.5, smooth, KINDS[line.name])
-    if not names:
-        chart.text(46, 18, "error over the stream, 15 corruptions one after the other", "head")
-        chart.text((46 + width - 8) / 2, bottom + 22, f"batch 1 to {len(first)}", "tick", "middle")
-    return chart
-
-
-def spending_chart(demo: Demo) -> Chart:
-    """Labels spent against r·t, and below it the labels in hand."""
-    batches = len(demo.steps(SHOWN)[0])
-    along = range(1, batches + 1)
-    allowed = demos.RATIO * np.arange(1, batches + 1)
-    spent = {name: np.array([[row["spent"] for row in run] for run in demo.steps(name)]) for name in ASKING}
-    chart = Chart(520, 386, Axis(0, batches, 46, 510), Axis(0, max(1.0, allowed[-1]), 216, 28))
-    chart.ticks_y(ticks(allowed[-1]))
-    chart.line([0, batches], [0, allowed[-1]], "dim dashed")
-    for name in ASKING:
-        chart.line(along, spent[name].mean(axis=0), KINDS[name])
-    chart.text(chart.x(batches * 0.62), chart.y(allowed[-1] * 0.72), "r·t", "dim", "end")
-    saved = {name: np.floor(allowed) - spent[name] for name in ASKING}
-    most = max(1.0, float(saved[SHOWN].max()))
-    hand = Chart(520, 386, chart.x, Axis(0, most, 350, 254), chart.parts)
-    hand.ticks_y(ticks(most, 3))
-    hand.ticks_x(ticks(batches))
-    hand.area(along, saved[SHOWN].min(axis=0), saved[SHOWN].max(axis=0), KINDS[SHOWN])
-    for name in ASKING:
-        hand.line(along, saved[name].mean(axis=0), KINDS[name])
-    hand.text(46, 16, "spent", "head")
-    hand.text(46, 246, "in hand", "head")
-    hand.text(510, 380, "batch", "tick", "end")
-    return hand
-
-
-def tenths_chart(demo: Demo) -> Chart:
-    """Labels by tenth of the stream, side by side for both ways of allocating them."""
-    asked = {name: np.mean([_tenths(run) for run in demo.steps(name)], axis=0) for name in ASKING}
-    high = max(1.0, *(float(counts.max()) for counts in asked.values()))
-    chart = Chart(520, 350, Axis(0, TENTHS, 46, 510), Axis(0, high * 1.08, 306, 20))
-    chart.ticks_y(ticks(high))
-    for place, name in enumerate(ASKING):
-        for tenth, count in enumerate(asked[name]):
-            left = tenth + 0.12 + 0.38 * place
-            chart.bar((left, 0), (left + 0.36, count), KINDS[name], f"{name}, tenth {tenth + 1}: {count:.1f} labels")
-    for tenth in range(TENTHS):
-        chart.text(chart.x(tenth + 0.5), 322, str(tenth + 1), "tick", "middle")
-    chart.text(510, 342, "tenth of the stream", "tick", "end")
-    return chart
-
-
-def scatter(demo: Demo) -> Chart:
-    """Drift and entropy of every picture that was asked for, right and wrong predictions apart."""
-    asked = [row for run in demo.queries(SHOWN) for row in run if row["drift"] is not None]
-    high = max((row["drift"] for row in asked), default=1.0)
-    chart = Chart(1060, 380, Axis(0, float(np.log(10)), 46, 1050), Axis(0, max(high, 1e-3) * 1.05, 330, 34))
-    chart.ticks_y(ticks(chart.y.high))
-    chart.ticks_x(ticks(chart.x.high))
-    for row in asked:
-        kind = "dim" if row["predicted"] == row["truth"] else "wrong"
-        chart.dot(row["entropy"], row["drift"], kind, f"{row['domain']}: {row['predicted']}, was {row['truth']}")
-    wrong = sum(row["predicted"] != row["truth"] for row in asked)
-    chart.text(46, 18, "drift", "head")
-    chart.text(1050, 372, "entropy of the prediction (nats)", "tick", "end")
-    chart.text(1050, 18, f"{wrong} predicted wrong", "wrong", "end")
-    chart.text(900, 18, f"{len(asked) - wrong} predicted right", "dim", "end")
-    return chart
-
-
-def _bars(demo: Demo, width: float, height: float) -> Chart:
-    """Error by row with its deviation."""
-    high = max(line.error + (line.sd or 0) for line in demo.lines)
-    chart = Chart(width, height, Axis(0, high, 106, width - 90), Axis(0, len(demo.lines), 34, height - 20))
-    chart.text(8, 18, f"error, {_seeds(demo)}", "head")
-    for place, line in enumerate(demo.lines):
-        middle = place + 0.5
-        chart.bar((0, place + 0.2), (line.error, place + 0.8), KINDS[line.name], f"{line.name}: {error_text(line)} %")
-        if line.sd is not None:
-            chart.stroke((line.error - line.sd, middle), (line.error + line.sd, middle), "whisker")
-        chart.text(98, chart.y(middle) + 4, line.name, "", "end")
-        end = chart.x(line.error + (line.sd or 0)) + 7
-        asked = "" if line.allowed is None else f" · {line.spent:.0f} labels"
-        chart.text(end, chart.y(middle) + 4, f"{error_text(line)} %{asked}", KINDS[line.name])
-    return chart
-
-
-def _domains(steps: Sequence[Mapping[str, Any]]) -> list[tuple[int, int, str]]:
-    """Where each corruption begins and ends."""
-    begins = [t for t, row in enumerate(steps) if t == 0 or row["domain"] != steps[t - 1]["domain"]]
+def value_charts(found: Value) -> list[Chart]:
+    """Error against labels spent, and the difference to the best unlabelled method on the same samples."""
+    curves = {method: found.curve(method) for method in found.asking}
+    error = {method: [point.error for point in points] for method, points in curves.items()}
+    apart = {
+        method: [Interval(0.0, 0.0, 0.0) if point.against is None else point.against.all for point in points]
+        for method, points in curves.items()
+    }
+    labels = {method: [point.labels for point in points] for method, points in curves.items()}
     return [
-        (start, end, str(steps[start]["domain"])) for start, end in zip(begins, [*begins[1:], len(steps)], strict=True)
+        _against_labels(f"error %; dashed: {found.baseline}", labels, error, found.best.error.mean),
+        _against_labels(f"points, against {found.baseline}", labels, apart, 0.0),
     ]
 
 
-def _smooth(values: NDArray[np.float64], reach: int = 2) -> NDArray[np.float64]:
-    """Each value as the mean of itself and up to `reach` neighbours on either side."""
-    return np.array([values[max(0, t - reach) : t + reach + 1].mean() for t in range(len(values))])
+def _against_labels(
+    title: str, labels: Mapping[str, list[float]], heights: Mapping[str, list[Interval]], level: float
+) -> Chart:
+    most = max(max(some) for some in labels.values()) or 1.0
+    ends = [level, *(end for some in heights.values() for one in some for end in (one.low, one.high))]
+    room = 0.06 * ((max(ends) - min(ends)) or 1.0)
+    chart = Chart(520, 330, Axis(0, most, 46, 510), Axis(min(ends) - room, max(ends) + room, 286, 26))
+    chart.ticks_y(round_numbers(chart.y.low, chart.y.high))
+    chart.ticks_x(ticks(most))
+    chart.line([0, most], [level, level], "dim dashed")
+    for n, (method, some) in enumerate(heights.items()):
+        chart.area(labels[method], [one.low for one in some], [one.high for one in some], series(n))
+        chart.line(labels[method], [one.mean for one in some], series(n))
+        for x, one in zip(labels[method], some, strict=True):
+            said = f"{method}: {x:g} labels, {one.mean:.2f} [{one.low:.2f}, {one.high:.2f}]"
+            chart.dot(x, one.mean, f"{series(n)} full", said)
+    chart.text(46, 16, title, "head")
+    chart.text(510, 324, "labels spent", "tick", "end")
+    return chart
 
 
-def _tenths(steps: Sequence[Mapping[str, Any]]) -> NDArray[np.float64]:
-    counts = np.zeros(TENTHS)
-    for t, row in enumerate(steps):
-        counts[t * TENTHS // len(steps)] += row["asked"]
-    return counts
+def _error_chart(lines: Sequence[Line], spans: Sequence[tuple[int, int, str]], charts: Charts) -> str:
+    batches, names = spans[-1][1], len(spans) <= 20
+    bottom = 314.0 if names else 366.0
+    found = {}
+    for line in lines:
+        error = 100 * line.mean("error")
+        error = error[:batches]
+        found[line.id] = np.concatenate([smooth(error[start:end]) for start, end, _ in spans if len(error[start:end])])
+    high = max(5.0, *(float(np.nanmax(values)) for values in found.values()))
+    chart = Chart(WIDE, 400, Axis(0, batches, 46, RIGHT), Axis(0, high * 1.05, bottom, 14, "root"))
+    chart.ticks_y([level for level in (0, 1, 5, 10, 20, 40, 60, 90) if level <= high], " %")
+    for start, end, domain in spans if len(spans) <= 60 else ():
+        chart.stroke((start, 0), (start, chart.y.high), "grid")
+        if names:
+            middle = chart.x((start + end) / 2)
+            chart.text(middle + 4, bottom + 14, domain.replace("_", " "), "tick", "end", turn=-38)
+    if not names:
+        chart.ticks_x(ticks(batches))
+    told = []
+    for line in lines:
+        _draw(chart, line.id, found[line.id], f"{line.kind} thin")
+        told.append(_told(line, found[line.id], 1))
+    return charts.add(chart, "error over the stream", spans, told)
 
 
-# ---- pictures --------------------------------------------------------------------------------------------------------
+def _spending_chart(lines: Sequence[Line], spans: Sequence[tuple[int, int, str]], charts: Charts) -> str:
+    """Labels spent against what was allowed, and below it the labels in hand."""
+    batches = spans[-1][1]
+    spent = {line.id: line.mean("spent")[:batches] for line in lines}
+    hand = {
+        line.id: np.floor(line.ratio * np.arange(1, len(spent[line.id]) + 1) + 1e-9) - spent[line.id] for line in lines
+    }
+    high = max(1.0, *(float(np.nanmax(values)) for values in spent.values()), *(line.ratio * batches for line in lines))
+    chart = Chart(WIDE, 420, Axis(0, batches, 46, RIGHT), Axis(0, high, 226, 26))
+    chart.ticks_y(ticks(high))
+    ends = [
+        0.0,
+        1.0,
+        *(end for values in hand.values() for end in (float(np.nanmin(values)), float(np.nanmax(values)))),
+    ]
+    below = Chart(WIDE, 420, chart.x, Axis(min(ends), max(ends), 382, 272), chart.parts)
+    below.ticks_y(round_numbers(min(ends), max(ends), 3))
+    below.ticks_x(ticks(batches))
+    told, whole = [], np.array([0.0, batches])
+    for line in lines:
+        _draw(chart, line.id, line.ratio * whole, "dim dashed", whole)
+        _draw(chart, line.id, spent[line.id], line.kind)
+        _draw(below, line.id, hand[line.id], f"{line.kind} thin")
+        told.append(_told(line, spent[line.id], 1))
+    chart.text(46, 16, "spent", "head")
+    chart.text(46, 262, "in hand", "head")
+    chart.text(RIGHT, 414, "batch", "tick", "end")
+    return charts.add(chart, "labels spent and in hand", spans, told)
 
 
-def _asked_note(demo: Demo) -> str:
+def _draw(chart: Chart, of: str, values: Numbers, kind: str, xs: Numbers | None = None) -> None:
+    """A line over the batches, in parts where numbers are missing, that can be hidden by its name."""
+    xs, ys = _thin(np.arange(0.5, len(values)) if xs is None else xs, values)
+    chart.parts.append(f'<g data-of="{escape(of, quote=True)}">')
+    for start, end, known in visits([str(one) for one in np.isfinite(ys)]):
+        if known == "True" and end - start > 1:
+            chart.line(xs[start:end], ys[start:end], kind)
+    chart.parts.append("</g>")
+
+
+def _thin(xs: Numbers, ys: Numbers) -> tuple[Numbers, Numbers]:
+    """At most `MOST` points: means over neighbours."""
+    if len(xs) <= MOST:
+        return xs, ys
+    edges = np.linspace(0, len(xs), MOST + 1).astype(int)[:-1]
+    counts = np.diff([*edges, len(xs)])
+    return np.add.reduceat(xs, edges) / counts, np.add.reduceat(ys, edges) / counts
+
+
+def _told(line: Line, values: Numbers, digits: int) -> dict[str, Any]:
+    _, ys = _thin(np.arange(len(values), dtype=float), values)
+    return {"of": line.id, "name": line.name, "kind": line.kind, "ys": _plain(ys, digits)}
+
+
+def _spark(line: Line) -> str:
+    """The error over the stream in a few letters' room."""
+    error = line.mean("error")
+    edges = np.unique(np.linspace(0, len(error), 31).astype(int)[:-1])
+    means = np.add.reduceat(error, edges) / np.diff([*edges, len(error)])
+    chart = Chart(92, 22, Axis(0, max(1, len(means) - 1), 1, 91), Axis(0, 1, 21, 1, "root"))
+    chart.line(range(len(means)), means, f"{line.kind} thin")
+    return chart.svg("error over the stream").replace("<svg ", '<svg class="spark" ', 1)
+
+
+# ---- one run ---------------------------------------------------------------------------------------------------------
+
+
+def _details(run: Run, line: Line, charts: Charts) -> str:
+    spans, results = visits(run.domains), run.results
+    seed = run.experiment["seed"]
+    said = f"{line.name}, seed {seed}: {results['error']:.2f} % error, {results['labels_spent']} labels"
+    parts = []
+    if any(row.get("utility") is not None for row in run.steps) and line.asks:
+        parts.append(
+            "<h3>Utility, threshold (dashed) and questions (dots)</h3>" + _utility_chart(run, line, spans, charts)
+        )
+    if any(row.get("entropy") is not None for row in run.steps):
+        parts.append("<h3>Mean entropy of the predictions, nats</h3>" + _entropy_chart(run, line, spans, charts))
+    trips = [row for row in run.steps if row.get("tripped")]
+    if trips:
+        listed = "".join(
+            f"<li>batch {row['batch']} ({escape(row['domain'])}): {escape(row['tripped'])}</li>" for row in trips
+        )
+        parts.append(f'<h3 class="event">The guard stepped in {len(trips)} times</h3><ul>{listed}</ul>')
+    parts.append(_again(run) + _provenance(run))
+    event = f' · <span class="event">{len(trips)} guard events</span>' if trips else ""
+    return f"<details><summary>{_key(line.kind)}{escape(said)}{event}</summary>{''.join(parts)}</details>"
+
+
+def _utility_chart(run: Run, line: Line, spans: Sequence[tuple[int, int, str]], charts: Charts) -> str:
+    utility, threshold = (np.array([_number(row.get(name)) for row in run.steps]) for name in ("utility", "threshold"))
+    both = np.concatenate([utility, threshold])
+    both = both[np.isfinite(both)]
+    low, high = (float(both.min()), float(both.max())) if len(both) else (0.0, 1.0)
+    room = 0.05 * ((high - low) or 1.0)
+    chart = Chart(WIDE, 220, Axis(0, len(run.steps), 46, RIGHT), Axis(low - room, high + room, 186, 12))
+    chart.ticks_y(round_numbers(chart.y.low, chart.y.high, 4))
+    chart.ticks_x(ticks(len(run.steps)))
+    of = f"{line.id}-{run.name}"
+    _draw(chart, of, utility, f"{line.kind} thin")
+    _draw(chart, of, threshold, "dim dashed")
+    for place, row in enumerate(run.steps):
+        if row["asked"] and np.isfinite(utility[place]):
+            chart.dot(
+                place + 0.5, utility[place], "wrong", f"batch {row['batch']}: {row['asked']} asked, {row['domain']}"
+            )
+    told = [_of_run("utility", line.kind, utility), _of_run("threshold", "dim", threshold)]
+    return charts.add(chart, "utility, threshold and questions", spans, told)
+
+
+def _entropy_chart(run: Run, line: Line, spans: Sequence[tuple[int, int, str]], charts: Charts) -> str:
+    entropy = np.array([_number(row.get("entropy")) for row in run.steps])
+    known = entropy[np.isfinite(entropy)]
+    high = float(known.max()) if len(known) else 1.0
+    chart = Chart(WIDE, 160, Axis(0, len(run.steps), 46, RIGHT), Axis(0, max(high, 1e-3) * 1.05, 126, 12))
+    chart.ticks_y(ticks(chart.y.high, 3))
+    chart.ticks_x(ticks(len(run.steps)))
+    _draw(chart, f"{line.id}-{run.name}", entropy, f"{line.kind} thin")
+    for row in run.steps:
+        if row.get("tripped"):
+            chart.stroke((row["batch"], 0), (row["batch"], chart.y.high), "axis dashed")
+    return charts.add(chart, "mean entropy", spans, [_of_run("entropy", line.kind, entropy)])
+
+
+def _of_run(name: str, kind: str, values: Numbers) -> dict[str, Any]:
+    _, ys = _thin(np.arange(len(values), dtype=float), values)
+    return {"of": "", "name": name, "kind": kind, "ys": _plain(ys, 4)}
+
+
+def _again(run: Run) -> str:
+    card = run.where / "card.json" if run.where.name == run.name else Path(f"{run.where}#{run.card.get('digest')}")
     return (
-        f"Every picture that {SHOWN} asked for with seed {demo.seeds[0]}, as the network saw it: its prediction, and "
-        "the answer where that was another."
+        f"<h3>Run it again</h3><p><code>wise-atta run {escape(shlex.quote(str(card)))} --out runs/again</code> "
+        '<button class="copy">copy</button></p>'
     )
 
 
-def _asked(demo: Demo) -> str:
-    queries = demo.queries(SHOWN)[0]
-    seen = _pixels(demo.line(SHOWN).cards[0], {row["sample"] for row in queries})
-    groups: dict[str, list[str]] = {}
-    for row in queries:
-        groups.setdefault(row["domain"], []).append(_tile(row, seen[row["sample"]]))
+def _provenance(run: Run) -> str:
+    rests = run.provenance
+    stream, model = rests["stream"], rests["model"]
+    said: Mapping[str, Any] = {
+        "digest": run.card.get("digest"),
+        "stream": f"{stream.get('digest')}, pixels {str(stream.get('pixels'))[:16]}",
+        "weights": f"{model.get('name')}, {str(model.get('weights_hash'))[:16]}",
+        "device": f"{rests.get('device')}, {rests.get('threads')} threads, deterministic {rests.get('deterministic')}",
+        "versions": ", ".join(f"{name} {version}" for name, version in (rests.get("versions") or {}).items()),
+    }
+    listed = "".join(f"<dt>{name}</dt><dd>{escape(str(text))}</dd>" for name, text in said.items())
+    card = escape(json.dumps(run.card, indent=1, ensure_ascii=False))
+    return f"<h3>Provenance</h3><dl>{listed}</dl><details><summary>the whole card</summary><pre>{card}</pre></details>"
+
+
+# ---- small things ----------------------------------------------------------------------------------------------------
+
+
+def _names(lines: Sequence[Line]) -> str:
+    shown = _shown(lines)
     return (
-        '<div class="asked">'
+        '<div class="names">'
         + "".join(
-            f'<div><h3>{escape(domain.replace("_", " "))}</h3><div class="wall">{"".join(tiles)}</div></div>'
-            for domain, tiles in groups.items()
+            f'<button data-name="{line.id}" aria-pressed="{str(line.id in shown).lower()}">{_key(line.kind)}'
+            f"{escape(line.name)}</button>"
+            for line in lines
         )
         + "</div>"
     )
 
 
-def _tile(row: Mapping[str, Any], pixels: torch.Tensor) -> str:
-    right = row["predicted"] == row["truth"]
-    said = f"✓ {row['truth']}" if right else f"{row['predicted']} → {row['truth']}"
-    title = f"batch {row['batch']}: predicted {row['predicted']}, answer {row['truth']}, entropy {row['entropy']:.2f}"
-    return (
-        f'<figure title="{title}"><img alt="a {row["truth"]}" src="{_png(pixels)}">'
-        f'<figcaption class="{"right" if right else "wrong"}">{said}</figcaption></figure>'
-    )
+def _shown(lines: Sequence[Line]) -> set[str]:
+    """What is shown at first. Of many lines: the best without labels, and each asking method's largest ratio."""
+    if len(lines) <= AT_FIRST:
+        return {line.id for line in lines}
+    free = [line for line in lines if not line.asks]
+    best = sorted(free, key=lambda line: np.mean(line.results("error")))[: AT_FIRST // 2]
+    most = {line.name.partition(", ratio ")[0]: line for line in lines if line.asks}
+    return {line.id for line in (*best, *list(most.values())[: AT_FIRST - len(best)])}
 
 
-def _pixels(card: Mapping[str, Any], samples: set[str]) -> dict[str, torch.Tensor]:
-    """The pictures of some samples of a run's stream."""
-    found: dict[str, torch.Tensor] = {}
-    stream, _ = open_stream(StreamSpec.from_dict(card["provenance"]["stream"]["spec"]))
-    for batch in stream:
-        assert isinstance(batch.inputs, torch.Tensor) and batch.ids is not None
-        found |= {name: batch.inputs[row] for row, name in enumerate(batch.ids) if name in samples}
-    return found
+def _key(kind: str) -> str:
+    return f'<span class="key" style="--colour:var(--{kind})"></span>'
 
 
-def _png(pixels: torch.Tensor) -> str:
-    from PIL import Image
+def _number(value: Any) -> float:
+    return float("nan") if value is None else float(value)
 
-    file = io.BytesIO()
-    Image.fromarray((pixels[0] * 255).round().to(torch.uint8).numpy()).save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+def _plain(values: Numbers, digits: int) -> list[float | None]:
+    return [round(float(value), digits) if np.isfinite(value) else None for value in values]
+
+
+def _or_none(value: float | np.floating[Any], form: str) -> str:
+    return f"{float(value):{form}}" if np.isfinite(value) else ""
+
+
+def _spread(values: Sequence[float]) -> str:
+    known = [value for value in values if np.isfinite(value)]
+    if not known:
+        return ""
+    return f"{np.mean(known):.2f}" + (f" ± {np.std(known, ddof=1):.2f}" if len(known) > 1 else "")

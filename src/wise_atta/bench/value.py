@@ -210,7 +210,7 @@ class Value:
         # The baseline differs from itself by nothing.
         itself = Difference(self.baseline, _NOTHING, _NOTHING, None, None)
         for method in self.asking:
-            points = self._curve(method)
+            points = self.curve(method)
             labels, found = [point.labels for point in points], [point.against or itself for point in points]
             kept = [(n, one.never_asked) for n, one in zip(labels, found, strict=True) if one.never_asked is not None]
             error.append(Series(method, labels, *_bars([point.error for point in points])))
@@ -227,7 +227,7 @@ class Value:
         ]
         return Figure(f"What labels buy on {self.title()}", panels, " ".join([*self.words(), self.note()]))
 
-    def _curve(self, method: str) -> list[Point]:
+    def curve(self, method: str) -> list[Point]:
         """The points of a method that asks, after the same method without labels where that was run."""
         points = self.of(method)
         twins = {point.alone.to for point in points if point.alone is not None}
@@ -331,7 +331,7 @@ def _streams(runs: Sequence[Run]) -> dict[int, Run]:
     first = runs[0]
     found: dict[int, Run] = {}
     for run in runs:
-        mine, theirs = _place(run), _place(first)
+        mine, theirs = stream_of(run), stream_of(first)
         for name in mine.keys() | theirs.keys():
             if mine.get(name) != theirs.get(name):
                 raise errors.DataError(
@@ -347,7 +347,8 @@ def _streams(runs: Sequence[Run]) -> dict[int, Run]:
     return found
 
 
-def _place(run: Run) -> dict[str, Any]:
+def stream_of(run: Run) -> dict[str, Any]:
+    """What tells one stream with its model from another, apart from the seed of its order."""
     stream, model = run.provenance["stream"], run.provenance["model"]
     spec = {name: value for name, value in stream["spec"].items() if name not in _MAY_DIFFER}
     facts = {name: stream.get(name) for name in ("samples", "batches", "fingerprint", "frost")}
@@ -394,7 +395,7 @@ def _group(runs: Sequence[Run], streams: Mapping[int, Run]) -> list[_Group]:
     names = method_names([run.experiment for run in runs])
     found: dict[tuple[str, float], dict[int, list[Run]]] = {}
     for run in runs:
-        by_stream = found.setdefault((names[method_key(run.experiment)], _ratio_of(run)), {})
+        by_stream = found.setdefault((names[method_key(run.experiment)], ratio_of(run)), {})
         by_stream.setdefault(int(run.provenance["stream"]["spec"].get("seed", 0)), []).append(run)
     groups = []
     for (method, ratio), by_stream in found.items():
@@ -416,7 +417,7 @@ def _kind(runs: Sequence[Run]) -> Kind:
     return "asking" if any(run.results["questions"]["asked"] for run in runs) else "unlabelled"
 
 
-def _ratio_of(run: Run) -> float:
+def ratio_of(run: Run) -> float:
     """Labels a batch: as they were allowed where that was said, otherwise as they were spent."""
     if not run.results["questions"]["asked"]:
         return 0.0
