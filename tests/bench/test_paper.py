@@ -346,3 +346,9 @@ def test_differences_are_taken_seed_by_seed_and_one_value_stands_for_all_seeds()
     assert one.minus(two).by_seed == {0: 1.0, 41: 1.0, 58: 1.0}
     assert one.minus(Measured({0: 1.0})).by_seed == {0: 2.0, 41: 4.0, 58: 6.0}
     assert [spot.name for spot in places("queries")] == ["r-rn"]
+
+
+def test_the_page_about_it_names_all_of_them() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "paper.md").read_text(encoding="utf-8")
+    named = re.findall(r"^\| `([a-z-]+)` \| `([^`]+)`", page, re.M)
+    assert named == [(one.name, one.label) for one in ITEMS.values()]
