@@ -199,7 +199,7 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(errors.MissingExtra, match=r"yaml: pip install 'wise-atta\[bench\]'"):
-        CliRunner().invoke(cli.app, ["sweep"], catch_exceptions=False)
+        CliRunner().invoke(cli.app, ["run", "one.yaml"], catch_exceptions=False)
 
 
 def test_a_package_that_is_missed_late_is_named_too(

@@ -184,9 +184,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
             raise errors.BadConfig(f"{path} holds {len(cards)} cards: name one by its digest, such as {listed}")
         content: dict[str, Any] = cards[0]["experiment"]
         return content
-    # Where experiments are not read from YAML, it need not be installed.
-    import yaml
-
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise errors.MissingExtra("this needs yaml: pip install 'wise-atta[bench]'") from error
     try:
         text = path.read_text(encoding="utf-8")
         content = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
