@@ -1,10 +1,11 @@
 """What does adaptation cost a live service? Throughput, latency and memory with it, against the same service without.
 
-    python benchmarks/serve_load.py --model digits --seconds 20
-    python benchmarks/serve_load.py --model efficientnet_lite0 --side 224 --seconds 60
+    python benchmarks/serve_load.py                                   both models, about five minutes
+    python benchmarks/serve_load.py --models digits --memory 100000   then memory over so many requests
 
-The service is a process of its own; requests of one picture come from this one, over kept connections. First both
-services are loaded as far as they go, then each at half of what it managed.
+Both services run side by side, each a process of its own, and are loaded in turns, so that whatever else the machine
+does falls on both alike. Requests of one picture come from this process, over kept connections: first as many as the
+service answers, then half of that at a steady pace.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ import http.client
 import io
 import json
 import os
+import platform
 import re
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,27 +34,46 @@ import numpy as np
 from wise_atta import rng
 
 START = "from wise_atta.serve.cli import serve; import typer; typer.run(serve)"
+# Side and channels of the pictures that each model is sent.
+SHAPES = {"digits": (32, 1), "efficientnet_lite0": (224, 3)}
+METHODS = ("source", "wise")
 
 
 @dataclass
 class Load:
-    """What a stretch of load came to."""
+    """What some stretches of load came to."""
 
-    seconds: float
+    seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
     refused: int = 0
+    batches: float = 0.0
+    learned: float = 0.0
 
     @property
     def rate(self) -> float:
         return len(self.latencies) / self.seconds
 
-    def quantile(self, share: float) -> float:
-        return float(np.quantile(self.latencies, share)) if self.latencies else float("nan")
+    def milliseconds(self, share: float) -> float:
+        return 1e3 * float(np.quantile(self.latencies, share))
+
+    def add(self, other: Load) -> None:
+        self.seconds += other.seconds
+        self.latencies += other.latencies
+        self.refused += other.refused
+        self.batches += other.batches
+        self.learned += other.learned
+
+
+@dataclass(frozen=True)
+class Running:
+    """A service: where it listens, and its process."""
+
+    port: int
+    pid: int
 
 
 @contextmanager
-def service(model: str, method: str, folder: str) -> Iterator[tuple[int, int]]:
-    """A running service: its port and its process id."""
+def service(model: str, method: str, folder: str) -> Iterator[Running]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -66,47 +86,59 @@ def service(model: str, method: str, folder: str) -> Iterator[tuple[int, int]]:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit("the service did not start")
             time.sleep(0.1)
-        yield port, process.pid
+        yield Running(port, process.pid)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
 
 
+def get(port: int, path: str) -> tuple[int, str]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", path)
+    reply = connection.getresponse()
+    return reply.status, reply.read().decode()
+
+
 def ready(port: int) -> bool:
     try:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == 200
+        return get(port, "/readyz")[0] == 200
     except OSError:
         return False
 
 
+def counters(port: int) -> dict[str, float]:
+    text = get(port, "/metrics")[1]
+    found = re.findall(r'^wise_atta_(\w+?)(?:_total)?\{stream="default"\} (\S+)$', text, re.M)
+    return {name: float(value) for name, value in found}
+
+
 def load(port: int, bodies: list[bytes], seconds: float, workers: int, rate: float | None = None) -> Load:
     """Send requests from some workers; at a steady rate if one is given, else as fast as replies come."""
-    found = Load(seconds)
-    end = time.perf_counter() + seconds
+    before = counters(port)
+    found = Load()
+    began = time.perf_counter()
+    end = began + seconds
     lock = threading.Lock()
 
     def work(number: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
         pause = 0.0 if rate is None else workers / rate
-        due = time.perf_counter() + pause * number / workers
+        due = began + pause * number / workers
         turn = number
         while True:
             if rate is not None:
                 time.sleep(max(due - time.perf_counter(), 0))
             # Latency counts from when the request was due, so that a stall is not hidden by sending less.
-            began = due if rate is not None else time.perf_counter()
-            if began >= end:
+            sent = due if rate is not None else time.perf_counter()
+            if sent >= end:
                 return
-            connection.request(
-                "POST", "/predict?top=1", bodies[turn % len(bodies)], {"Content-Type": "application/x-npy"}
-            )
+            headers = {"Content-Type": "application/x-npy"}
+            connection.request("POST", "/predict?top=1", bodies[turn % len(bodies)], headers)
             reply = connection.getresponse()
             reply.read()
             with lock:
                 if reply.status == 200:
-                    found.latencies.append(time.perf_counter() - began)
+                    found.latencies.append(time.perf_counter() - sent)
                 else:
                     found.refused += 1
             turn += workers
@@ -117,69 +149,113 @@ def load(port: int, bodies: list[bytes], seconds: float, workers: int, rate: flo
         thread.start()
     for thread in threads:
         thread.join()
+    found.seconds = time.perf_counter() - began
+    while counters(port)["waiting_batches"]:
+        time.sleep(0.05)
+    after = counters(port)
+    found.batches = after["batches"] - before["batches"]
+    found.learned = after["learned"] - before["learned"]
     return found
-
-
-def counters(port: int) -> dict[str, float]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request("GET", "/metrics")
-    text = connection.getresponse().read().decode()
-    return {
-        name: float(value)
-        for name, value in re.findall(r'^wise_atta_(\w+)_total\{stream="default"\} (\S+)$', text, re.M)
-    }
 
 
 def resident(pid: int) -> float:
     """Memory of a process in MiB."""
-    for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) / 1024
-    return float("nan")
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+
+
+def requests(model: str) -> list[bytes]:
+    """Bodies of requests: random pictures, the same at every run."""
+    side, channels = SHAPES[model]
+    bodies = []
+    for number in range(64):
+        buffer = io.BytesIO()
+        np.save(buffer, rng.numpy(0, "load", number).integers(0, 256, (1, side, side, channels), dtype=np.uint8))
+        bodies.append(buffer.getvalue())
+    return bodies
+
+
+def compare(model: str, *, rounds: int, seconds: float, workers: int) -> dict[str, float]:
+    """Load both services in turns."""
+    bodies = requests(model)
+    full, half = ({method: Load() for method in METHODS} for _ in range(2))
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        running = {method: stack.enter_context(service(model, method, folder)) for method in METHODS}
+        for method in METHODS:
+            load(running[method].port, bodies, 3, workers)
+        for _ in range(rounds):
+            for method in METHODS:
+                full[method].add(load(running[method].port, bodies, seconds, workers))
+        for _ in range(rounds):
+            for method in METHODS:
+                rate = full[method].rate / 2
+                half[method].add(load(running[method].port, bodies, seconds, workers, rate))
+    row = {f"{method}_requests_per_s": full[method].rate for method in METHODS}
+    row["throughput_share"] = full["wise"].rate / full["source"].rate
+    row["learned_at_full_load"] = full["wise"].learned / full["wise"].batches
+    row["learned_at_half_load"] = half["wise"].learned / half["wise"].batches
+    for method in METHODS:
+        row[f"{method}_half_load_p50_ms"] = half[method].milliseconds(0.5)
+        row[f"{method}_half_load_p99_ms"] = half[method].milliseconds(0.99)
+    row["p99_over_median"] = row["wise_half_load_p99_ms"] / row["wise_half_load_p50_ms"]
+    row["refused"] = sum(found.refused for loads in (full, half) for found in loads.values())
+    return {name: round(value, 3) for name, value in row.items()}
+
+
+def watch_memory(model: str, count: int, workers: int) -> dict[str, object]:
+    """Memory of the adapting service after every tenth of many requests."""
+    bodies, sent, memory = requests(model), 0, []
+    with tempfile.TemporaryDirectory() as folder, service(model, "wise", folder) as running:
+        while sent < count:
+            sent += len(load(running.port, bodies, 5, workers).latencies)
+            if sent >= count * (len(memory) + 1) / 10:
+                memory.append(round(resident(running.pid), 1))
+    # The first fifth fills caches; from there on nothing should be added.
+    return {"requests": sent, "memory_mib": memory, "memory_growth": round(memory[-1] / memory[1] - 1, 4)}
+
+
+TARGETS = (
+    ("throughput_share", "throughput against `--method source`", 0.70, True),
+    ("learned_at_half_load", "batches learned at half load", 0.95, True),
+    ("p99_over_median", "p99 over median at half load", 3.0, False),
+    ("memory_growth", "memory growth after the first fifth", 0.02, False),
+)
+
+
+def table(found: dict[str, dict[str, float]]) -> str:
+    """What came out against what was wanted."""
+    lines = ["| model | | wanted | found | |", "| --- | --- | --: | --: | --- |"]
+    for model, row in found.items():
+        for key, text, bound, at_least in TARGETS:
+            if key in row:
+                met = row[key] >= bound if at_least else row[key] <= bound
+                sign = "≥" if at_least else "≤"
+                lines.append(f"| {model} | {text} | {sign} {bound:g} | {row[key]:g} | {'yes' if met else 'no'} |")
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="digits")
-    parser.add_argument("--side", type=int, default=32)
-    parser.add_argument("--channels", type=int, default=None, help="1 for the digits, else 3")
-    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each service, at full and at half load")
+    parser.add_argument("--seconds", type=float, default=6.0, help="length of a turn")
     parser.add_argument("--workers", type=int, default=16)
-    parser.add_argument("--requests", type=int, default=0, help="then so many more, to see whether memory grows")
+    parser.add_argument("--memory", type=int, default=0, help="watch memory over so many requests, and nothing else")
+    parser.add_argument("--out", type=Path, help="where the JSON goes, too")
     given = parser.parse_args()
-    channels = given.channels or (1 if "digits" in given.model else 3)
-    bodies = []
-    for number in range(64):
-        buffer = io.BytesIO()
-        shape = (1, given.side, given.side, channels)
-        np.save(buffer, rng.numpy(0, "load", number).integers(0, 256, shape, dtype=np.uint8))
-        bodies.append(buffer.getvalue())
-    result: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for method in ("source", "wise"):
-            with service(given.model, method, folder) as (port, pid):
-                load(port, bodies, min(given.seconds, 3), given.workers)
-                full = load(port, bodies, given.seconds, given.workers)
-                before = counters(port)
-                half = load(port, bodies, given.seconds, given.workers, full.rate / 2)
-                after = counters(port)
-                batches = after["batches"] - before["batches"]
-                row = {
-                    "requests_per_s": full.rate,
-                    "half_load_p50_ms": 1e3 * statistics.median(half.latencies),
-                    "half_load_p99_ms": 1e3 * half.quantile(0.99),
-                    "half_load_learned": (after["learned"] - before["learned"]) / batches if batches else float("nan"),
-                    "refused": full.refused + half.refused,
-                    "memory_mib": resident(pid),
-                }
-                if given.requests:
-                    sent = 0
-                    while sent < given.requests:
-                        sent += len(load(port, bodies, 10, given.workers).latencies)
-                    row["memory_later_mib"] = resident(pid)
-                result[method] = {name: round(value, 3) for name, value in row.items()}
-    result["ratio"] = {"throughput": round(result["wise"]["requests_per_s"] / result["source"]["requests_per_s"], 3)}
-    print(json.dumps(result, indent=2))
+    found: dict[str, dict[str, float]] = {}
+    for model in given.models:
+        if given.memory:
+            found[model] = watch_memory(model, given.memory, given.workers)  # type: ignore[assignment]
+        else:
+            found[model] = compare(model, rounds=given.rounds, seconds=given.seconds, workers=given.workers)
+    report = {"machine": platform.machine(), "cores": os.cpu_count(), "load_average": os.getloadavg(), "models": found}
+    text = json.dumps(report, indent=2)
+    if given.out is not None:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(f"{text}\n", encoding="utf-8")
+    print(text)
+    print(table(found))
 
 
 if __name__ == "__main__":
