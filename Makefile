@@ -2,6 +2,7 @@
 # make test         every fast check: lint, format, types, imports, doctests, tests
 # make test-heavy   the tests that take long or need more than Python
 # make docs         the documentation, into site/
+# make screenshots  the pictures of the service's pages in the documentation, from a service that runs (needs chromium)
 # make clean        remove what the tools left behind; the environment stays
 #
 # Each target first puts what it needs into VENV and skips that while pyproject.toml is unchanged.
@@ -16,7 +17,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test lint types imports unit test-heavy docs clean
+.PHONY: demo test lint types imports unit test-heavy docs screenshots clean
 
 demo: $(VENV)/.installed-bench
 	$(BIN)/wise-atta demo $(ARGS)
@@ -43,10 +44,13 @@ unit: $(VENV)/.installed-dev
 # Each test has its own limit (pyproject.toml); the session limit holds for all of them together, in seconds.
 test-heavy: $(VENV)/.installed-dev
 	@echo "== heavy tests"
-	$(BIN)/pytest -m "heavy and not gpu" --session-timeout=270
+	$(BIN)/pytest -m "heavy and not gpu" --session-timeout=420
 
 docs: $(VENV)/.installed-dev
 	$(BIN)/mkdocs build --strict
+
+screenshots: $(VENV)/.installed-dev
+	$(BIN)/python docs/screenshots.py
 
 clean:
 	rm -rf site dist demo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -21,6 +21,7 @@ SEEDS = [png(1), png(2, 9, "JPEG"), png(3, 9, "WEBP"), png(4, 9, "BMP"), npy(1, 
 PATHS = [
     ("POST", "/predict"),
     ("POST", "/answers"),
+    ("POST", "/queries/release"),
     ("POST", "/review"),
     ("POST", "/streams/default/reset"),
     ("POST", "/streams/default/revoke"),

@@ -72,6 +72,22 @@ def test_a_lease_ends_by_itself(tmp_path: Path) -> None:
             assert session.scalars(select(db.Showing.by).order_by(db.Showing.id)).all() == ["ann", "bob"]
 
 
+def test_a_question_that_is_given_back_goes_to_the_next_at_once(tmp_path: Path) -> None:
+    with running(tmp_path) as (client, service):
+        ask(client, service)
+        ann, bob = token(service, "ann", "annotator"), token(service, "bob", "annotator")
+        (mine,) = client.get("/queries", headers=ann).json()["queries"]
+        body = {"queries": [{"stream": mine["stream"], "query": mine["query"]}]}
+        (other,) = client.get("/queries", headers=bob).json()["queries"]
+        assert other["query"] != mine["query"]
+        # Nobody gives back what is in other hands.
+        assert client.post("/queries/release", json=body, headers=bob).status_code == 200
+        assert answer(client, mine, 1, bob).status_code == 409
+        assert client.post("/queries/release", json=body, headers=ann).status_code == 200
+        held = client.get("/queries?limit=2", headers=bob).json()["queries"]
+        assert [query["query"] for query in held] == [other["query"], mine["query"]]
+
+
 def test_the_same_answer_again_changes_nothing_and_another_is_a_conflict(tmp_path: Path) -> None:
     with running(tmp_path) as (client, service):
         ask(client, service)

@@ -79,6 +79,19 @@ class Queries(Model):
     now: float = Field(description="the service's clock, in seconds since 1970: leases are counted by it")
 
 
+class Ref(Model):
+    """Names a question."""
+
+    stream: Name = "default"
+    query: Id
+
+
+class Release(Model):
+    """Questions that go back to the others."""
+
+    queries: list[Ref] = Field(min_length=1, max_length=1000)
+
+
 class AnswerIn(Model):
     """One answer."""
 

@@ -207,6 +207,13 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
         spent, allowed = sum(state.spent for state in states), sum(state.allowed for state in states)
         return api.Queries(queries=found, open=left, spent=spent, allowed=allowed, now=time.time())
 
+    @app.post("/queries/release", tags=["people"])
+    async def release(body: api.Release, caller: Annotated[Caller, annotator]) -> api.Health:
+        """Give questions back before their time is over, so that others get them at once."""
+        questions = [(item.stream, item.query) for item in body.queries]
+        await _written(service.ledger.write(lambda session: people.release(session, caller.name, questions)))
+        return api.Health(status="ok")
+
     @app.get(
         "/queries/{stream}/{query}/picture",
         tags=["people"],

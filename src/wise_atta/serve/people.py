@@ -74,6 +74,16 @@ def lease(
     return list(found), events
 
 
+def release(session: Session, by: str, questions: Sequence[tuple[str, str]]) -> None:
+    """Give questions back that somebody holds and will not answer. What is not in their hands stays where it is."""
+    for stream, query in questions:
+        session.execute(
+            update(Question)
+            .where(Question.stream == stream, Question.id == query, Question.lease_by == by)
+            .values(lease_by=None, lease_until=None)
+        )
+
+
 def answer(session: Session, by: str, said: Sequence[Said], classes: int, now: float | None = None) -> list[Event]:
     """Enter answers of one person. All are checked before anything changes; gives the events to be learned."""
     now = time.time() if now is None else now

@@ -9,14 +9,23 @@ const BOTTOM = 22;
 const HEIGHT = 168;
 const TIMES = [5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400];
 
-// Round numbers from 0 (or `low`) to a little beyond `high`.
-export function ticks(low, high, about = 3) {
+// Round numbers from `low` to a little beyond `high`.
+function ticks(low, high, about = 3) {
   const rough = (high - low) / about || 1;
   const unit = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((factor) => factor * unit).find((size) => size >= rough * 0.999);
   const found = [];
   for (let value = Math.floor(low / step) * step; value < high + step * 0.999; value += step) found.push(Number(value.toPrecision(10)));
   return found;
+}
+
+// Powers of ten around some values, five at most.
+function decades(values) {
+  const [low, high] = values.length ? [Math.min(...values), Math.max(...values)] : [1, 1];
+  const first = Math.floor(Math.log10(Math.max(low, 1e-4)) + 1e-9);
+  const last = Math.max(Math.ceil(Math.log10(Math.max(high, 1e-4)) - 1e-9), first + 1);
+  const step = Math.ceil((last - first) / 4);
+  return Array.from({ length: Math.ceil((last - first) / step) + 1 }, (_, place) => 10 ** (first + place * step));
 }
 
 const clockOf = (at, span) => {
@@ -47,19 +56,21 @@ export class Chart {
   }
 
   // data: from, to (seconds), series [{name, kind, cls, points: [{x, y, y0, low, high}]}], marks [{at, kind, text}],
-  // floor, ceiling (of the y axis, if fixed), gap (seconds without a point that break a line), empty (what to say then)
+  // log (whether the y axis goes by powers of ten), ceiling (of it, if fixed), least (what it reaches at least),
+  // gap (seconds without a point that break a line), empty (what to say if there is none)
   draw(data) {
     this.data = data;
     const width = this.body.clientWidth;
     if (!width) return;
     const values = data.series.flatMap((series) => series.points.flatMap((p) => [p.y, p.high ?? p.y, p.low ?? p.y]));
     const some = values.length > 0;
-    const floor = data.floor ?? 0;
-    const top = data.ceiling ?? Math.max(...values, floor + (data.least ?? 1e-9));
-    const marks = ticks(floor, some ? top : floor + 1);
+    const marks = data.log ? decades(values) : ticks(0, some ? data.ceiling ?? Math.max(...values, data.least ?? 0) : 1);
+    const floor = marks[0];
     const ceiling = data.ceiling ?? marks.at(-1);
+    const scale = data.log ? Math.log10 : (value) => value;
+    const height = (value) => (scale(Math.min(Math.max(value, floor), ceiling)) - scale(floor)) / (scale(ceiling) - scale(floor));
     this.x = (at) => LEFT + ((at - data.from) / (data.to - data.from)) * (width - LEFT - RIGHT);
-    this.y = (value) => HEIGHT - BOTTOM - ((Math.min(value, ceiling) - floor) / (ceiling - floor)) * (HEIGHT - TOP - BOTTOM);
+    this.y = (value) => HEIGHT - BOTTOM - height(value) * (HEIGHT - TOP - BOTTOM);
     this.width = width;
     const parts = [];
     for (const mark of marks) {
@@ -130,8 +141,8 @@ export class Chart {
       }
       if (kind === "step") line.push([x(to), y(run.at(-1).y)]);
       if (run.length === 1 && kind !== "step") shapes.push(svg("circle", { class: `dots ${cls}`, cx: line[0][0], cy: line[0][1], r: 2 }));
-      if (kind === "area" || cls.includes("filled")) {
-        const base = y(this.data.floor ?? 0);
+      if (cls.includes("filled")) {
+        const base = HEIGHT - BOTTOM;
         shapes.push(svg("path", { class: `fill ${cls}`, d: `${path([[line[0][0], base], ...line, [line.at(-1)[0], base]])}Z` }));
       }
       shapes.push(svg("path", { class: `line ${cls}`, d: path(line) }));

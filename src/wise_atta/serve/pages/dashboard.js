@@ -84,7 +84,7 @@ const small = (text) => el("small", {}, text);
 
 function glance(status) {
   const left = Math.max(status.allowed - status.spent, 0);
-  const budget = tile("budget", [count(status.spent), small(` of ${count(status.allowed)}`)], `${many(left, "label")} left to ask · ${+(100 * status.ratio).toPrecision(3)} in 100 pictures`);
+  const budget = tile("budget", [count(status.spent), small(` of ${count(status.allowed)}`)], `${many(left, "label")} left to ask · ${+(100 * status.ratio).toPrecision(3)} per 100 pictures`);
   budget.querySelector("i").style.width = status.allowed ? `${Math.min(100, (100 * status.spent) / status.allowed)}%` : "0";
 
   accuracy(status);
@@ -170,13 +170,13 @@ function show(status) {
   drawAccuracy(base, status);
   const ages = labels.filter((label) => label.at >= from);
   charts.age.draw({
-    ...base, least: 1, value: status.label_age_s === null ? "" : `${duration(status.label_age_s)} on average`, empty: "no label in this time", legend: false,
+    ...base, log: true, value: status.label_age_s === null ? "" : `${duration(status.label_age_s)} on average`, empty: "no label in this time", legend: false,
     series: [{ name: "age", kind: "dots", cls: "k-accent", points: ages.map((label) => ({ x: label.at, y: label.age_s })) }],
   });
   drawClasses(base, bins);
   charts.pictures.draw({ ...base, least: 1, value: "", series: [{ name: "pictures/s", kind: "bars", cls: "k-accent", size, points: bins.map((bin) => ({ x: bin.at, y: bin.pictures / Math.min(size, Math.max(status.now - bin.at, step)) })) }] });
   charts.latency.draw({
-    ...base, least: 1e-3, value: status.latency ? `${duration(status.latency.p50_s)} / ${duration(status.latency.p99_s)}` : "",
+    ...base, log: true, value: status.latency ? `${duration(status.latency.p50_s)} / ${duration(status.latency.p99_s)}` : "",
     series: [{ name: "99 of 100", kind: "line", cls: "k-quiet", points: line("p99_s") }, { name: "median", kind: "line", cls: "k-accent", points: line("p50_s") }],
   });
   charts.updates.draw({

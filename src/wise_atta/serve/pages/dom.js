@@ -28,9 +28,9 @@ export const percent = (share, digits = 1) => `${(100 * share).toFixed(digits)} 
 
 // A time as long as people say it: "8 ms", "1.2 s", "42 s", "3 min", "2 h", "4 days".
 export function duration(seconds) {
-  if (seconds < 0.0095) return `${(1000 * seconds).toFixed(1)} ms`;
+  if (seconds < 0.0095) return `${+(1000 * seconds).toFixed(1)} ms`;
   if (seconds < 0.9995) return `${Math.round(1000 * seconds)} ms`;
-  if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
+  if (seconds < 9.95) return `${+seconds.toFixed(1)} s`;
   if (seconds < 99.5) return `${Math.round(seconds)} s`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
   if (seconds < 36 * 3600) return `${Math.round(seconds / 3600)} h`;

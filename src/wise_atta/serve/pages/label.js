@@ -94,7 +94,10 @@ function drop(question) {
   if (question.url) URL.revokeObjectURL(question.url);
 }
 
+// Gives back what we hold, so that nobody has to wait for the lease to end.
 function letGo() {
+  const body = { queries: queue.map(({ stream: name, query }) => ({ stream: name, query })) };
+  if (queue.length) post("/queries/release", body, { keepalive: true }).catch(() => {});
   for (const question of queue) if (question.url) URL.revokeObjectURL(question.url);
   queue = [];
   shown = null;
@@ -110,11 +113,13 @@ function show() {
   const question = queue[0];
   if (!question) {
     shown = null;
+    closeSearch();
     pollAt = Date.now() + POLL_MS;
     return become("empty");
   }
   if (shown === question) return become("question");
   shown = question;
+  $("work").dataset.question = idOf(question);
   options = choices(question);
   $("from").textContent = $("stream-pick").hidden ? "" : question.stream;
   $("guesses").replaceChildren(...options.map(option));
@@ -436,13 +441,14 @@ function listen() {
   $("query").addEventListener("focus", () => document.body.classList.add("searching"));
   $("search-back").addEventListener("click", closeSearch);
   $("help-open").addEventListener("click", () => $("help").showModal());
-  $("leave").addEventListener("click", () => { deliver(true); forget(); });
+  $("leave").addEventListener("click", () => { deliver(true); letGo(); forget(); });
   $("state-button").addEventListener("click", () => (phase === "refused" ? ask("").then(() => location.reload()) : fill()));
   $("stream").addEventListener("change", () => { letGo(); become("loading"); (filling ?? Promise.resolve()).then(fill); });
   $("keys").checked = localStorage.getItem("wise-atta.keys") !== "off";
   $("keys").addEventListener("change", () => localStorage.setItem("wise-atta.keys", $("keys").checked ? "on" : "off"));
   addEventListener("online", () => { retryAt = pollAt = 0; tick(); });
-  addEventListener("pagehide", () => deliver(true));
+  addEventListener("pagehide", () => { deliver(true); letGo(); });
+  addEventListener("pageshow", (event) => { if (event.persisted) fill(); });
   document.addEventListener("visibilitychange", () => (document.hidden ? deliver(true) : tick()));
   // Where nothing can be sent, leaving would lose answers.
   addEventListener("beforeunload", (event) => { if (offline && outbox.length) event.preventDefault(); });
