@@ -31,10 +31,18 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         with part.open("rb") as file:
             os.fsync(file.fileno())
         part.replace(path)
-    except OSError as error:
-        raise errors.DataError(f"{path} could not be written: {error}. Free space or choose another folder") from error
+    # torch says RuntimeError where a disk is full.
+    except (OSError, RuntimeError) as error:
+        raise _unwritable(path, error) from error
     finally:
         part.unlink(missing_ok=True)
+
+
+def _unwritable(path: Path, error: Exception) -> errors.DataError:
+    said = str(error).partition("\n")[0]
+    return errors.DataError(
+        f"{path} could not be written: {said}. Free space or choose another folder; what was checkpointed is kept"
+    )
 
 
 def write_text(path: Path, text: str) -> None:
@@ -75,7 +83,7 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
 
     try:
         rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    except (OSError, pyarrow.ArrowInvalid) as error:
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise errors.DataError(f"{path} is not a readable Parquet file: {error}") from error
     return rows
 
@@ -113,6 +121,10 @@ def unpack_numbers(text: str) -> NDArray[np.int64]:
     return np.frombuffer(base64.b64decode(text, validate=True), dtype="<u4").astype(np.int64)
 
 
+def _broken(path: Path, why: object) -> errors.DataError:
+    return errors.DataError(f"{path} is broken ({why}): the run cannot go on from it; --again starts anew")
+
+
 class Log:
     """An append-only file of JSON rows that can be cut back to where a checkpoint was made."""
 
@@ -122,24 +134,37 @@ class Log:
         self._file = path.open("ab")
 
     def append(self, row: Mapping[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
         self.rows.append(dict(row))
-        self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
 
     def sync(self) -> int:
         """Put everything on disk; the length in bytes, to cut back to."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
         return self._file.tell()
 
     def cut(self, length: int) -> None:
         """Drop what was written after a checkpoint, and read the rest again."""
         self._file.flush()
+        if length > self.path.stat().st_size:
+            raise _broken(self.path, "it is shorter than at the checkpoint")
         self._file.truncate(length)
         self._file.seek(length)
-        self.rows = [json.loads(line) for line in self.path.read_bytes().splitlines()]
+        try:
+            self.rows = [json.loads(line) for line in self.path.read_bytes().splitlines()]
+        except ValueError as error:
+            raise _broken(self.path, error) from error
 
     def close(self) -> None:
-        self._file.close()
+        # What cannot be written any more is cut off when the run goes on.
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 class Folder:
@@ -161,9 +186,14 @@ class Folder:
             self.steps.cut(0)
             self.queries.cut(0)
             return None
-        state: dict[str, Any] = torch.load(file, weights_only=True)
-        self.steps.cut(state["steps"])
-        self.queries.cut(state["queries"])
+        try:
+            state: dict[str, Any] = torch.load(file, weights_only=True)
+            steps, queries = state["steps"], state["queries"]
+        # Zip archives, pickles and torch itself each have errors of their own for bytes that make no sense.
+        except Exception as error:
+            raise _broken(file, str(error).partition("\n")[0]) from error
+        self.steps.cut(steps)
+        self.queries.cut(queries)
         return state
 
     def clear(self) -> None:
@@ -221,9 +251,11 @@ def claimed(path: Path) -> Iterator[None]:
             raise errors.DataError(
                 f"{path} is being written by another process ({file.read() or 'unknown'}): wait for it to end"
             ) from error
-        file.truncate(0)
-        file.write(f"{os.getpid()} on {platform.node()}")
-        file.flush()
+        # Who it is helps others; a full disk is found out where it matters.
+        with contextlib.suppress(OSError):
+            file.truncate(0)
+            file.write(f"{os.getpid()} on {platform.node()}")
+            file.flush()
         yield
 
 

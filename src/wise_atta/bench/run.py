@@ -217,7 +217,11 @@ def run(
         # Before the folder is made: a description that cannot run leaves nothing behind.
         built = build(experiment, data=data, weights=weights, shelf=shelf, device=device)
         with claimed(folder):
-            return _run(built, Folder(folder), progress, checkpoint, again)
+            files = Folder(folder)
+            try:
+                return _run(built, files, progress, checkpoint, again)
+            finally:
+                files.close()
 
 
 def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int, again: bool) -> dict[str, Any]:
@@ -478,7 +482,10 @@ def finished(folder: Path, experiment: Experiment, again: bool = False) -> dict[
     file = folder / "card.json"
     if again or not file.exists():
         return None
-    card = read_json(file)
+    try:
+        card = read_json(file)
+    except errors.DataError as error:
+        raise errors.DataError(f"{error}. --again runs it once more") from error
     if card.get("digest") != experiment.digest:
         raise errors.DataError(
             f"{folder} holds a finished run of another experiment: choose another folder, or --again"
