@@ -242,12 +242,18 @@ class Adapter:
         logits = forward.logits.detach()
         number = self._number + 1
         view = self._view(number, forward)
-        # The one copy to the host of this batch: the score and whether all is finite.
+        # The one copy to the host of this batch: whether all is finite, the score, and what is worth learning from.
         finite = _all_finite(batch.inputs, logits)
-        if ask:
-            all_finite, score = self._read(torch.stack([finite.double(), self.utility(view).double()]))
-        else:
-            (all_finite,), score = self._read(finite.double().unsqueeze(0)), float("nan")
+        numbers = [finite.double(), *([self.utility(view).double()] if ask else [])]
+        prepared = None
+        if graph and self.classifier.quick and self.update.objective is not None:
+            prepared = forward.prepared = self.update.objective.prepare(logits)
+        if prepared is not None:
+            numbers.append(prepared.count.double())
+        read = self._read(torch.stack(numbers))
+        all_finite, score = read[0], read[1] if ask else float("nan")
+        if prepared is not None:
+            prepared.kept = read[-1]
         self._require_finite(batch.inputs, logits, bool(all_finite))
         scored = self._answering(batch.inputs).logits if self.shadow else self.update.output(forward)
 

@@ -153,10 +153,12 @@ class _Replayed(torch.autograd.Function):
     """A recorded network as one node of a graph of autograd."""
 
     @staticmethod
-    def forward(ctx: Any, plan: Plan, call: tuple[Any, ...], views: Any, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        logits, features, rest = plan.replay(*call[:3])
-        call[3].extend(rest)
-        ctx.plan, ctx.views, ctx.token = plan, views, plan.lend()
+    def forward(
+        ctx: Any, plan: Plan, inputs: Inputs, running: Tensor | None, rest: list[Tensor], flat: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        logits, features, found = plan.replay(inputs, flat, running)
+        rest.extend(found)
+        ctx.plan, ctx.token = plan, plan.lend()
         ctx.set_materialize_grads(False)
         return logits, features
 
@@ -165,7 +167,7 @@ class _Replayed(torch.autograd.Function):
         current = None if ctx.plan._token is None else ctx.plan._token()
         if current is not ctx.token:
             raise RuntimeError("a later forward has taken the memory of this one: its gradient was asked for too late")
-        return None, None, None, *ctx.views(ctx.plan.backward(given)).values()
+        return None, None, None, None, ctx.plan.backward(given)
 
 
 class Graphs:
@@ -184,7 +186,7 @@ class Graphs:
         self._lock = threading.RLock()
 
     def run(
-        self, inputs: Inputs, flat: Tensor, tensors: dict[str, Tensor], running: Tensor | None, grad: bool
+        self, inputs: Inputs, flat: Tensor, running: Tensor | None, grad: bool
     ) -> tuple[Tensor, Tensor, list[Tensor], Any] | None:
         """Logits, features, other tensors and what was recorded; None where the forward must be run as it is."""
         with self._lock:
@@ -194,7 +196,7 @@ class Graphs:
             if not grad:
                 return *plan.replay(inputs, flat, running), plan.recorded
             rest: list[Tensor] = []
-            logits, features = _Replayed.apply(plan, (inputs, flat, running, rest), self._views, *tensors.values())
+            logits, features = _Replayed.apply(plan, inputs, running, rest, flat)
             return logits, features, rest, plan.recorded
 
     def done(self) -> None:

@@ -57,7 +57,8 @@ class Statistics:
 class Forward:
     """What one pass over a batch gave, with its graph if there is one.
 
-    `scored` is the prediction that counts where a method's is not the logits, once it was computed.
+    `scored` is the prediction that counts where a method's is not the logits, once it was computed. `prepared` is what
+    an objective worked out while the device was still busy with the forward.
     """
 
     inputs: Inputs
@@ -66,6 +67,7 @@ class Forward:
     version: Version
     statistics: Statistics | None = None
     scored: Tensor | None = None
+    prepared: Any = None
 
 
 @dataclass(eq=False)
@@ -101,6 +103,14 @@ class Version:
         self.layout = layout
         self._grad = grad
         self._tensors: dict[int, dict[str, Tensor]] = {}
+        self._whole: dict[int, Tensor] = {}
+
+    @property
+    def whole(self) -> Tensor:
+        """All values as one leaf, which a recorded network takes in place of the views."""
+        if not self._whole:
+            self._whole.setdefault(0, self.flat.detach().requires_grad_(True))
+        return self._whole[0]
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -577,7 +587,7 @@ class Classifier:
 
     def _replay(self, graphs: Graphs, inputs: Inputs, version: Version, grad: bool) -> Forward | None:
         running = self.running
-        found = graphs.run(inputs, version.flat, version.tensors if grad else {}, running, grad)
+        found = graphs.run(inputs, version.whole if grad else version.flat, running, grad)
         if found is None:
             return None
         logits, features, rest, recorded = found
@@ -615,15 +625,35 @@ class Classifier:
         if not names:
             return {group: [] for group in groups}
         self.work.backwards += not head
-        tensors = [version.tensors[name] for name in names]
         with self._products():
-            grads = torch.autograd.grad(
-                loss, tensors, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
-            )
+            if version._whole and not head:
+                found = self._gradients_of_whole(loss, version, names, retain_graph)
+            else:
+                tensors = [version.tensors[name] for name in names]
+                grads = torch.autograd.grad(
+                    loss, tensors, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
+                )
+                found = dict(zip(names, grads, strict=True))
         if self._graphs is not None and not retain_graph and not head:
             self._graphs.done()
-        found = dict(zip(names, grads, strict=True))
         return {group: [found[name] for name in self.layout.groups[group]] for group in groups}
+
+    def _gradients_of_whole(
+        self, loss: Tensor, version: Version, names: Sequence[str], retain_graph: bool
+    ) -> dict[str, Tensor]:
+        """The same for a loss of which a part, or all, comes from a recorded network."""
+        apart = [version.tensors[name] for name in names] if version._tensors else []
+        whole, *grads = torch.autograd.grad(loss, [version.whole, *apart], retain_graph=retain_graph, allow_unused=True)
+        found = self.layout.views(torch.zeros_like(version.flat) if whole is None else whole)
+        for name, grad in zip(names, grads, strict=False):
+            found[name] = found[name] if grad is None else found[name] + grad
+        return found
+
+    @property
+    def quick(self) -> bool:
+        """Whether it was asked to be fast, so that sums may be taken in another order than usual."""
+        how = self._how
+        return how.precision is not None or how.channels_last or how.compile or self._graphs is not None
 
     def check(self, inputs: Inputs) -> int:
         """Refuse inputs that cannot be predicted on; otherwise the number of samples."""

@@ -52,7 +52,7 @@ class Labels:
         self.weights = [*([1.0] * len(self.rows) if weights is None else weights), *(item.weight for item in late)]
         self._ready: tuple[Tensor, Tensor, Tensor] | None = None
 
-    def _on(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def on(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, classes and weights beside the logits, copied there once: a rule asks for them several times."""
         if self._ready is None or self._ready[2].device != logits.device or self._ready[2].dtype != logits.dtype:
             rows, targets = (torch.tensor(values, dtype=torch.long) for values in (self.rows, self.labels))
@@ -72,12 +72,12 @@ class Labels:
         """True at the rows of the batch that are labelled."""
         mask = torch.zeros(len(forward.logits), dtype=torch.bool, device=forward.logits.device)
         if self.rows:
-            mask[self._on(forward.logits)[0]] = True
+            mask[self.on(forward.logits)[0]] = True
         return mask
 
     def outputs(self, model: Classifier, forward: Forward, *, grad: bool = True) -> tuple[Tensor, Tensor]:
         """Logits with their graph, and features, of all labelled samples under the forward's version."""
-        rows = self._on(forward.logits)[0]
+        rows = self.on(forward.logits)[0]
         logits, features = [forward.logits[rows]], [forward.features[rows]]
         for item in self.late:
             own = model.forward(item.inputs, version=forward.version, statistics=item.statistics, grad=grad)
@@ -87,5 +87,5 @@ class Labels:
 
     def loss(self, logits: Tensor) -> Tensor:
         """L_sup = (1/|Q|) Σ w·(−log p_y), with w = 1 unless an answer says otherwise."""
-        _, targets, weights = self._on(logits)
+        _, targets, weights = self.on(logits)
         return (functional.cross_entropy(logits, targets, reduction="none") * weights).sum() / len(self)
