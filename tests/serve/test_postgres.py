@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-TESTS = ("test_service.py", "test_people.py", "test_revoke.py", "test_keeping.py")
+TESTS = ("test_service.py", "test_people.py", "test_revoke.py", "test_poison.py", "test_keeping.py", "test_web.py")
 
 
 def programs() -> Path | None:

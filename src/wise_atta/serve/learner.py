@@ -98,7 +98,8 @@ class Learner:
     def _run(self) -> None:
         if sys.platform == "linux":
             # Where processors are scarce, whoever waits for an answer goes first. There threads have a nice value each.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+            nice = os.getpriority(os.PRIO_PROCESS, 0) + _NICE
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(nice, 19))
         try:
             while (item := self._next()) is not None:
                 self._take(item)
