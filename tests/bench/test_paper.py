@@ -287,6 +287,8 @@ def test_a_dry_run_prints_the_runs_and_makes_none(runs: Path, tmp_path: Path) ->
     flags = ("--on", "digits", "--seeds", "0", "--dry-run", *tiny_flags())
     result = invoke("run", "label-use", "queries", "--out", tmp_path / "none", *flags)
     assert result.output.splitlines()[-1] == "6 runs"
+    some = invoke("run", "label-use", "layers", "--only", "uniform", "--only", "stage *", *flags)
+    assert some.output.splitlines()[-1] == "5 runs"
     assert not (tmp_path / "none").exists()
     done = invoke("run", "label-use", "--out", runs, *flags).output.splitlines()
     assert [line.split()[0] for line in done[:-1]] == ["done"] * 3

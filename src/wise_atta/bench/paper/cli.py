@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from wise_atta.bench import rivals
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.paper import publish as publishing
 from wise_atta.bench.paper import tables
-from wise_atta.bench.paper.define import ALIASES, experiments
+from wise_atta.bench.paper.define import ALGORITHM_1, ALIASES, experiments
 from wise_atta.bench.paper.gather import Gathered, gather, read, settings_of
 from wise_atta.bench.paper.items import ITEMS, item
 from wise_atta.bench.sweep import Places, Report, sweep
@@ -93,7 +94,7 @@ def run_command(
     """
     chosen = list(ITEMS) if names == ["all"] else [item(name).name for name in names]
     runs: dict[str, Experiment] = {}
-    for name in chosen:
+    for name, rows in _rows(chosen, only or []).items():
         for one in experiments(
             name,
             on,
@@ -101,7 +102,7 @@ def run_command(
             device=device,
             tuned=None if tuned is None else rivals.load_tuned(tuned),
             protocols=_protocols(protocol),
-            only=only or [],
+            only=rows,
             limit=limit,
             own_streams=own_streams,
             threads=threads,
@@ -176,6 +177,16 @@ def _gathered(
     return [gather(one, runs, setting, protocols=_protocols(protocol), tuned=options) for setting in settings]
 
 
+def _rows(names: Sequence[str], only: Sequence[str]) -> dict[str, list[str]]:
+    """The patterns that each table has rows for; one without any is left out, a pattern without any is an error."""
+    known = [row for name in names for row in ITEMS[name].rows]
+    for pattern in only:
+        if not fnmatch.filter(known, pattern):
+            raise errors.unknown(f"row of {', '.join(names)}", pattern, known)
+    found = {name: [pattern for pattern in only if fnmatch.filter(ITEMS[name].rows, pattern)] for name in names}
+    return {name: patterns for name, patterns in found.items() if patterns or not only}
+
+
 def _seeds(text: str) -> list[int]:
     try:
         found = [int(part) for part in text.split(",") if part.strip()]
@@ -204,9 +215,13 @@ def _check_data(runs: Iterable[Experiment], root: Path | None) -> None:
 
 
 def _said(one: Experiment) -> str:
-    rate = f" lr {one.options['lr']:g}" if "lr" in one.options else ""
-    late = f" delay {one.delay}" if one.delay else ""
-    return f"{one.data} {one.protocol} batch {one.batch} seed {one.seed}{late}{rate}"
+    # Not what every run of wise has in common.
+    told = {
+        name: value for name, value in one.options.items() if ALGORITHM_1.get(name) != value and name != "statistics"
+    }
+    options = "".join(f", {name} {value}" for name, value in told.items())
+    late = f", delay {one.delay}" if one.delay else ""
+    return f"{one.data} {one.protocol}, batch {one.batch}{late}{options}"
 
 
 @contextmanager
@@ -218,7 +233,7 @@ def _progress(total: int, quiet: bool) -> Iterator[Report]:
 
         def report(experiment: Experiment, result: dict[str, Any] | errors.WiseAttaError) -> None:
             bar.advance(task)
-            name = f"{experiment.name} {_said(experiment)}"
+            name = f"{experiment.name} on {_said(experiment)}"
             if isinstance(result, errors.WiseAttaError):
                 console.print(f"{name}: {result}", style="red", highlight=False, markup=False)
             else:
