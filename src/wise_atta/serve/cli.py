@@ -78,8 +78,8 @@ def serve(
         str, typer.Option(help="How a late label's sample is normalised: own, current, source.")
     ] = "own",
     late_weight: Annotated[
-        float | None, typer.Option(help="Micro-batches after which a late label counts half.")
-    ] = None,
+        float, typer.Option(help="Micro-batches after which a late label counts half; 0: it counts like any other.")
+    ] = 10.0,
     late_limit: Annotated[int | None, typer.Option(help="Micro-batches after which a label is not learned.")] = None,
     stream: Annotated[list[str] | None, typer.Option(help="Name of a stream; may be given several times.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
@@ -113,7 +113,7 @@ def serve(
             audit=audit,
             statistics=statistics,
             context=cast(Context, context),  # checked where the adapter is made
-            late_weight=late_weight,
+            late_weight=late_weight or None,
             late_limit=late_limit,
             classes=read_classes(classes),
             max_batch=max_batch,

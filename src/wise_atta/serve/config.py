@@ -61,7 +61,8 @@ class Settings:
         answer independent of the other pictures in its micro-batch; ``"batch"`` and ``"mixed"`` do not.
     context, late_weight, late_limit
         How the sample of a late label is normalised, the age at which it counts half, and the age beyond which it is
-        not learned any more, both in learned micro-batches; see `Adapter`.
+        not learned any more, both in learned micro-batches; see `Adapter`. Late labels can ruin a model and did less
+        harm the less they counted (`wise-atta delay`), hence the weight.
     guard
         Whether collapse is watched for.
     classes
@@ -97,7 +98,7 @@ class Settings:
     audit: float | str = 0.1
     statistics: str = "source"
     context: Context = "own"
-    late_weight: float | None = None
+    late_weight: float | None = 10.0
     late_limit: int | None = None
     guard: bool = True
     classes: tuple[str, ...] | None = None
