@@ -210,7 +210,9 @@ class _Replica:
                 if name in wanted:
                     self.places.append((module._parameters, key, name, convert))
                 elif convert is not None:
-                    parameter.data = how.frozen(name, parameter.data, convert)
+                    # By place, not by name: a tied tensor may be needed in two precisions.
+                    narrow = how.frozen(f"{path}.{key}", parameter.data, convert)
+                    module._parameters[key] = nn.Parameter(narrow, requires_grad=False)
         self._set_up(modules, how)
 
     def _set_up(self, modules: Mapping[str, nn.Module], how: _How) -> None:
@@ -261,10 +263,10 @@ class _How:
 
         return convert
 
-    def frozen(self, name: str, tensor: Tensor, convert: Convert) -> Tensor:
-        if name not in self._frozen:
-            self._frozen[name] = convert(tensor)
-        return self._frozen[name]
+    def frozen(self, place: str, tensor: Tensor, convert: Convert) -> Tensor:
+        if place not in self._frozen:
+            self._frozen[place] = convert(tensor)
+        return self._frozen[place]
 
 
 class Classifier:

@@ -1,0 +1,264 @@
+"""Do the fast ways of running a network say the same as the plain one, and refuse what they cannot do?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from core import nets
+from core.checks import look, same
+from core.count import Kernels
+from torch import Tensor, nn
+
+from wise_atta import Adapter, adapt, errors, who
+from wise_atta.how import Entropy, Labels
+from wise_atta.model import Classifier, Forward, Version
+
+METHODS: dict[str, dict[str, Any]] = {
+    "tent": {},
+    "eta": {"epsilon": 0.9},
+    "sar": {"adapt": "norm"},
+    "roid": {"augment": lambda inputs, generator: inputs},
+    "eatta": {"ratio": 0.5},
+    "wise": {"ratio": 0.5, "policy": "uniform", "statistics": "batch"},
+}
+
+
+def make(method: str = "wise", kind: str = "batch-norm", **options: Any) -> Adapter:
+    given: dict[str, Any] = {"lr": 0.01, **METHODS[method]}
+    if method in ("eatta", "wise"):
+        given["annotator"] = who.Oracle(nets.truth)
+    return adapt(nets.make(kind, dtype=torch.float32), method, **(given | options))
+
+
+def play(adapter: Adapter, steps: int = 12, kind: str = "batch-norm", n: int = 8) -> list[Tensor]:
+    return [adapter.step(nets.batch(kind, 1 + number % 8, n=n, dtype=torch.float32)).logits for number in range(steps)]
+
+
+def distance(a: Adapter, b: Adapter) -> float:
+    return (a.classifier.live.flat - b.classifier.live.flat).abs().max().item()
+
+
+def moved(adapter: Adapter) -> float:
+    return (adapter.classifier.live.flat - adapter.classifier.source_flat()).abs().max().item()
+
+
+# -- the same numbers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_after_fifty_steps_the_fast_sums_agree_with_the_plain_ones(method: str) -> None:
+    plain, fast = make(method), make(method, precision="fp32")
+    ours, theirs = play(plain, 50), play(fast, 50)
+    assert moved(plain) > 1e-3
+    assert distance(plain, fast) < 1e-5
+    torch.testing.assert_close(theirs[-1], ours[-1], rtol=1e-4, atol=1e-4)
+    assert plain.counts == fast.counts
+
+
+@pytest.mark.parametrize("kind", list(nets.KINDS))
+@pytest.mark.parametrize("options", [{"channels_last": True}, {"checkpointing": ["norm"]}, {"precision": "bf16"}])
+def test_every_kind_of_net_runs_every_way(kind: str, options: dict[str, Any]) -> None:
+    if "checkpointing" in options:
+        first = next(name for name, module in nets.make(kind).named_modules() if name and "norm" in str(module).lower())
+        options = {"checkpointing": [first]}
+    plain, fast = make(kind=kind), make(kind=kind, **options)
+    before = look(fast.classifier.model)
+    ours, theirs = play(plain, 3, kind), play(fast, 3, kind)
+    tolerance = 0.1 * float(ours[0].abs().max()) if "precision" in options else 1e-4
+    assert (ours[0] - theirs[0]).abs().max() < tolerance
+    assert theirs[0].dtype == torch.float32 and moved(fast) > 0
+    assert same(look(fast.classifier.model), before)
+
+
+@pytest.mark.parametrize("statistics", ["batch", "source", "mixed", "ema", "renorm"])
+def test_bf16_keeps_statistics_losses_and_adapted_tensors_in_float32(statistics: str) -> None:
+    adapter = make(statistics=statistics, precision="bf16")
+    steps = []
+    adapter.on_step(steps.append)
+    play(adapter, 4)
+    running = adapter.classifier.running
+    assert running is None or running.dtype == torch.float32
+    assert adapter.classifier.live.flat.dtype == torch.float32
+    assert all(loss.dtype == torch.float32 for step in steps for loss in step.losses.values())
+
+
+def test_a_step_smaller_than_bf16_can_tell_is_not_lost() -> None:
+    adapter = make(lr=1e-5, precision="bf16")
+    play(adapter, 2)
+    assert 0 < moved(adapter) < 2**-9
+
+
+def test_convolutions_run_in_bf16_and_the_head_does_not() -> None:
+    seen: dict[str, set[torch.dtype]] = {}
+
+    class Dtypes(Kernels):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.setdefault(func.overloadpacket.__name__, set()).update(
+                arg.dtype for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()
+            )
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    adapter = make(precision="bf16")
+    play(adapter, 1)
+    with Dtypes():
+        play(adapter, 1)
+    assert seen["convolution"] == {torch.bfloat16}
+    assert seen["addmm"] == {torch.float32}
+
+
+def test_a_tied_head_keeps_its_precision_under_bf16() -> None:
+    net = nets.trained(nets.TiedNet, dtype=torch.float32)
+    adapter = adapt(net, "tent", precision="bf16", head="out")
+    out = adapter.step(torch.tensor([[0, 1], [2, 3], [4, 0]]))
+    assert out.logits.dtype == torch.float32
+
+
+def test_frozen_tensors_are_converted_once_for_all_replicas() -> None:
+    classifier = make(precision="bf16", channels_last=True).classifier
+    first, second = classifier._new_replica(), classifier._new_replica()
+    pairs = zip(first.module.named_parameters(), second.module.named_parameters(), strict=True)
+    assert all(a.data_ptr() == b.data_ptr() for (name, a), (_, b) in pairs if name not in classifier.layout.shapes)
+
+
+# -- the slope ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("below", [None, 0.4, 1e-9])
+@pytest.mark.parametrize("rows", [[], [0], [1, 3]])
+def test_the_prepared_loss_has_the_value_and_the_gradient_of_the_plain_one(
+    below: float | None, rows: list[int]
+) -> None:
+    logits = 3 * torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    objective, labels = Entropy(below), Labels(rows, [0] * len(rows))
+    model = Classifier(nets.make())
+    found = []
+    for prepared in (None, objective.prepare(logits)):
+        z = logits.clone().requires_grad_(True)
+        if prepared is not None:
+            prepared.kept = float(prepared.count)
+        forward = Forward(logits, z, logits, Version(torch.zeros(0), model.layout), prepared=prepared)
+        loss = objective(model, forward, labels)
+        found.append((loss, None if loss is None else torch.autograd.grad(loss, z)[0]))
+    (loss, slope), (quick, quick_slope) = found
+    if loss is None:
+        assert quick is None
+    else:
+        torch.testing.assert_close(quick, loss)
+        torch.testing.assert_close(quick_slope, slope)
+
+
+# -- recomputed blocks -------------------------------------------------------------------------------------------------
+
+
+class Chain(nn.Module):
+    """Pictures through four blocks with BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.head = nn.Linear(8, nets.CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(dim=(2, 3)))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.more, self.norm2 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.norm2(self.more(self.norm(self.conv(x)).relu()))
+
+
+def chain(method: str = "wise", **options: Any) -> Adapter:
+    given = METHODS[method] | {"lr": 0.01, "annotator": who.Oracle(nets.truth)}
+    return adapt(nets.trained(Chain, dtype=torch.float32), method, **(given | options))
+
+
+def kept(adapter: Adapter) -> int:
+    """Bytes that a forward keeps for its backward."""
+    total = 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal total
+        total += tensor.nbytes
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        adapter.predict(nets.batch(dtype=torch.float32))
+    return total
+
+
+@pytest.mark.parametrize("statistics", ["batch", "source", "mixed", "ema", "renorm"])
+@pytest.mark.parametrize("method", ["wise", "eatta"])
+def test_recomputed_blocks_give_the_same_bits(method: str, statistics: str) -> None:
+    plain, less = chain(method, statistics=statistics), chain(method, statistics=statistics, checkpointing=True)
+    assert same(play(plain, 6), play(less, 6))
+    assert distance(plain, less) == 0 and moved(plain) > 0
+
+
+def test_recomputed_blocks_keep_a_fraction_of_the_activations() -> None:
+    assert kept(chain(checkpointing=True)) < 0.3 * kept(chain())
+
+
+def test_a_replica_whose_blocks_will_run_again_is_nobody_elses_until_then() -> None:
+    adapter = chain(checkpointing=True)
+    out = adapter.predict(nets.batch(dtype=torch.float32))
+    for number in (2, 3):
+        adapter.predict(nets.batch(number=number, dtype=torch.float32), ask=False, learn=False)
+    adapter.learn(out, {query.id: nets.truth(query) for query in out.queries})
+    alone = chain()
+    again = alone.predict(nets.batch(dtype=torch.float32))
+    alone.learn(again, {query.id: nets.truth(query) for query in again.queries})
+    assert distance(adapter, alone) == 0
+    play(adapter, 6)
+    assert 1 <= len(adapter.classifier._free) <= 3, "leased ones come back, so that there are never many"
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "fp16"}, "unknown precision 'fp16'"),
+        ({"graphs": True}, "graphs=True needs a CUDA device, the model is on cpu: move the model there first"),
+        ({"checkpointing": True, "compile": True}, "leave them out, or leave checkpointing out"),
+        ({"checkpointing": ["nowhere"]}, "unknown layer to recompute 'nowhere'"),
+        ({"compile": True, "statistics": "mixed"}, "needs statistics='batch' or 'source', not 'mixed'"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_with_what_to_do(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.BadConfig, match=message):
+        chain(**options)
+
+
+def test_a_net_without_blocks_says_how_to_name_layers() -> None:
+    with pytest.raises(errors.BadConfig, match="found no chain of blocks in this model: name the layers"):
+        make(checkpointing=True)
+
+
+def test_a_model_in_double_precision_is_not_narrowed() -> None:
+    with pytest.raises(errors.BadConfig, match=r"needs a model in float32, this one is torch\.float64"):
+        adapt(nets.make(), "tent", precision="bf16")
+
+
+# -- compiled ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("method", ["tent", "eatta"])
+def test_a_compiled_net_agrees_with_the_plain_one(method: str) -> None:
+    plain, fast = make(method), make(method, compile=True)
+    play(plain, 4)
+    play(fast, 4)
+    assert moved(plain) > 1e-3 and distance(plain, fast) < 1e-4
