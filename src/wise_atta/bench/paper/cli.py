@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from wise_atta import errors
 from wise_atta.bench import rivals
+from wise_atta.bench.engines import Engine
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.paper import publish as publishing
 from wise_atta.bench.paper import tables
@@ -80,7 +81,9 @@ def run_command(
     own_streams: Annotated[
         bool, typer.Option("--own-streams", help="Give each seed but 0 a stream of its own as well.")
     ] = False,
-    jobs: Annotated[int, typer.Option(help="Processes.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Runs at once.")] = 1,
+    engine: Annotated[str | None, typer.Option(help="inline, process or ray; see `wise-atta sweep`.")] = None,
+    address: Annotated[str | None, typer.Option(help="Of a running Ray cluster.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the data sets (WISE_ATTA_DATA).")] = None,
     weights: Annotated[Path | None, typer.Option(help="Folder with weights files (WISE_ATTA_WEIGHTS).")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto.")] = "auto",
@@ -117,7 +120,8 @@ def run_command(
         return
     _check_data(runs.values(), data)
     with _progress(len(runs), quiet) as report:
-        sweep(list(runs.values()), places, jobs=jobs, report=report)
+        chosen_engine = cast(Engine | None, engine)
+        sweep(list(runs.values()), places, jobs=jobs, engine=chosen_engine, address=address, report=report)
     for name in chosen:
         typer.echo(f"wise-atta paper show {name} {out}" + (f" --on {on}" if on else ""))
 

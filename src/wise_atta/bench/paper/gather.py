@@ -291,6 +291,7 @@ def _of_row(row: Row, spot: Spot, runs: Sequence[Run], tuned: Mapping[str, Mappi
         if _is_of(have, want):
             key = {name: value for name, value in have.items() if name not in _FREE}
             key["stream"] = {name: value for name, value in have["stream"].items() if name != "seed"}
+            key["made on"] = run.card["provenance"].get("device")
             groups.setdefault(json.dumps(key, sort_keys=True), []).append(run)
     if len(groups) > 1 and row.method in tuned:
         chosen = tuned[row.method].items()
