@@ -36,6 +36,8 @@ class Balanced(Update):
         Of the moving averages of w₁ and w₂.
     """
 
+    objective: Entropy
+
     def __init__(
         self,
         *,

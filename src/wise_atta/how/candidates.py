@@ -44,6 +44,8 @@ class Candidates(Update):
         Of the unsupervised step, see `Optimizer`.
     """
 
+    objective: Objective
+
     def __init__(
         self,
         objective: Objective | None = None,
@@ -70,7 +72,6 @@ class Candidates(Update):
         self.adapts = {"norm": norm, "rest": "all"}
 
     def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
-        self.objective.start(model)
         super().start(model, anchor)
         self.supervised = Optimizer(model, kind="adam", lr=self.supervised_lr, share=self.optimizer)
 
@@ -125,7 +126,6 @@ class Candidates(Update):
         self.supervised.forget()
         super().reset()
         self.scores.reset()
-        self.objective.reset()
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
         self.supervised.forget()
@@ -135,11 +135,9 @@ class Candidates(Update):
         return super().state_dict() | {
             "supervised": self.supervised.state_dict(),
             "scores": self.scores.state_dict(),
-            "objective": self.objective.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.objective.load_state_dict(state["objective"])
         self.scores.load_state_dict(state["scores"])
         self.supervised.load_state_dict(state["supervised"])
         super().load_state_dict(state)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from wise_atta import errors
@@ -30,6 +28,8 @@ class Descend(Update):
         How far the tensors go back to the source after each step: θ ← (1 − pull)·θ + pull·θ₀.
     """
 
+    objective: Objective
+
     def __init__(
         self,
         objective: Objective | None = None,
@@ -52,7 +52,6 @@ class Descend(Update):
         self.pull = pull
 
     def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
-        self.objective.start(model)
         super().start(model, anchor)
         self._source = model.source_flat() if self.pull else None
 
@@ -68,17 +67,6 @@ class Descend(Update):
         if self._source is not None:
             self.optimizer.move(self.optimizer.flat.lerp(self._source, self.pull))
         return {"loss": loss.detach()}
-
-    def reset(self) -> None:
-        super().reset()
-        self.objective.reset()
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"objective": self.objective.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.objective.load_state_dict(state["objective"])
-        super().load_state_dict(state)
 
     def __repr__(self) -> str:
         parts = f"{self.objective!r}, adapt={self.adapts['adapted']!r}, lr={self.lr}, optimizer={self.kind!r}"

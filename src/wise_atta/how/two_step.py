@@ -50,6 +50,8 @@ class TwoStep(Update):
         Leave batches without a label alone (appendix on skipped updates).
     """
 
+    objective: Objective
+
     def __init__(
         self,
         *,
@@ -91,7 +93,6 @@ class TwoStep(Update):
             self.adapts["second"] = _HEADS[train_head]
 
     def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
-        self.objective.start(model)
         super().start(model, anchor)
         if self.block is not None:
             self._inside = frozenset(model.select(self.block))
@@ -150,7 +151,6 @@ class TwoStep(Update):
         if self.block is not None:
             self.second.forget()
         super().reset()
-        self.objective.reset()
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
         if self.block is not None:
@@ -159,10 +159,9 @@ class TwoStep(Update):
 
     def state_dict(self) -> dict[str, Any]:
         second = {} if self.block is None else {"second": self.second.state_dict()}
-        return super().state_dict() | {"objective": self.objective.state_dict()} | second
+        return super().state_dict() | second
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.objective.load_state_dict(state["objective"])
         if self.block is not None:
             self.second.load_state_dict(state["second"])
         super().load_state_dict(state)
@@ -195,6 +194,7 @@ class PublishedTwoStep(Update):
     """
 
     moves_anchor = True
+    objective: Objective
 
     def __init__(
         self,
@@ -231,10 +231,6 @@ class PublishedTwoStep(Update):
             self.adapts["head"] = _HEADS[train_head]
         self._head = [group for group in self.adapts if group == "head"]
 
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
-        self.objective.start(model)
-        super().start(model, anchor)
-
     def make_optimizer(self, model: Classifier) -> Optimizer:
         return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
@@ -265,17 +261,6 @@ class PublishedTwoStep(Update):
         self.optimizer.step(self.model.gradients(loss, forward.version, groups), lr=lr)
         if self.anchor is not None:
             self.anchor.follow(self.model.live)
-
-    def reset(self) -> None:
-        super().reset()
-        self.objective.reset()
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"objective": self.objective.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.objective.load_state_dict(state["objective"])
-        super().load_state_dict(state)
 
     def __repr__(self) -> str:
         return (

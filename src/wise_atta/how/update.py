@@ -11,6 +11,7 @@ from torch import Tensor
 from wise_atta import errors
 from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
+from wise_atta.how.objective import Objective
 from wise_atta.how.optimizer import Optimizer
 from wise_atta.model import Classifier, Forward, Spec, Version
 from wise_atta.who import Query
@@ -23,6 +24,8 @@ class Update:
     ----------
     adapts
         Groups of tensors, in the words of `Classifier(adapt=…)`. Empty: nothing adapts.
+    objective
+        What the unlabelled samples teach, where that is a part of its own: started, reset and saved with the rule.
     needs_graph
         Whether `learn` wants the forward with its graph.
     only_selected
@@ -34,6 +37,7 @@ class Update:
     """
 
     adapts: Mapping[str, Spec] = {}
+    objective: Objective | None = None
     needs_graph: bool = True
     only_selected: bool = False
     moves_anchor: bool = False
@@ -43,6 +47,8 @@ class Update:
         """Take charge of a classifier whose tensors are at the source."""
         if hasattr(self, "model"):
             raise errors.BadConfig(f"this {type(self).__name__} serves another adapter already: make one for each")
+        if self.objective is not None:
+            self.objective.start(model)
         self.model = model
         self.anchor = anchor
         self.optimizer = self.make_optimizer(model)
@@ -82,11 +88,16 @@ class Update:
     def reset(self) -> None:
         """Return tensors, optimizer and running quantities to the source."""
         self.optimizer.reset()
+        if self.objective is not None:
+            self.objective.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"optimizer": self.optimizer.state_dict()}
+        objective = {} if self.objective is None else {"objective": self.objective.state_dict()}
+        return {"optimizer": self.optimizer.state_dict(), **objective}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.objective is not None:
+            self.objective.load_state_dict(state["objective"])
         self.optimizer.load_state_dict(state["optimizer"])
 
 
