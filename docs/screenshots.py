@@ -86,6 +86,7 @@ class People:
 
 def shoot(url: str, tokens: dict[str, str], live: People) -> None:
     """Take the pictures."""
+    from PIL import Image
     from playwright.sync_api import Browser, Page, sync_playwright
 
     def page(browser: Browser, width: int, height: int, scheme: str, who: str, **more: object) -> Page:
@@ -99,7 +100,8 @@ def shoot(url: str, tokens: dict[str, str], live: People) -> None:
         return context.new_page()
 
     def save(view: Page, name: str, **options: object) -> None:
-        view.screenshot(path=IMAGES / f"{name}.png", **options)  # type: ignore[arg-type]
+        shot = Image.open(io.BytesIO(view.screenshot(**options)))  # type: ignore[arg-type]
+        shot.convert("RGB").quantize(255, dither=Image.Dither.NONE).save(IMAGES / f"{name}.png", optimize=True)
 
     with sync_playwright() as playwright:
         program = os.environ.get("CHROMIUM", "/usr/bin/chromium")
@@ -129,7 +131,7 @@ def shoot(url: str, tokens: dict[str, str], live: People) -> None:
             board = page(browser, 1360, 900, scheme, "ann")
             board.goto(url)
             board.wait_for_selector("#board")
-            live.send("door", 3)
+            live.send("door", 4, answer=False)
             board.wait_for_function("document.getElementById('live').textContent === 'live'")
             save(board, f"dashboard-{scheme}", full_page=True)
             board.context.close()

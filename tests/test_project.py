@@ -63,6 +63,7 @@ def test_the_wheel_holds_the_typed_package_and_its_licence(tmp_path: Path) -> No
     (wheel,) = tmp_path.glob("wise_atta-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
-    assert modules | {"wise_atta/py.typed"} <= names
+    pages = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("pages/*.*")}
+    assert pages and modules | pages | {"wise_atta/py.typed"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith("tests") for name in names)

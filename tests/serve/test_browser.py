@@ -298,6 +298,20 @@ def test_whoever_is_at_work_keeps_the_question(browser: Any, tmp_path: Path) -> 
         assert ann.question() == question
 
 
+def test_an_answer_that_comes_too_late_is_said_not_to_count(browser: Any, tmp_path: Path) -> None:
+    with asking(tmp_path, 1) as here, Person(browser, here, "ann") as ann:
+        question = ann.question()
+        here.service.ledger.write(lambda session: session.execute(update(Question).values(lease_until=1))).result(30)
+        with Client(here.url, here.tokens["bob"]) as bob:
+            bob.answer(bob.queries().queries[0], 3)
+        label = next(place for place, guess in enumerate(here.guesses(question)) if guess != 3)
+        ann.answer(str(label + 1))
+        ann.later(9)
+        ann.sees("#toasts", "did not count")
+        assert ann.page.inner_text("#mine") == "0"
+        assert here.answers() == {question: ("bob", 3, "accepted")}
+
+
 def test_nobody_loses_an_answer_while_the_service_cannot_be_reached(browser: Any, tmp_path: Path) -> None:
     with asking(tmp_path, 3) as here, Person(browser, here, "ann") as ann:
         ann.question()
@@ -521,3 +535,6 @@ def test_without_an_audit_the_dashboard_says_how_to_get_one(browser: Any, tmp_pa
         ann.sees("#tile-accuracy", "not measured")
         ann.sees("#tile-accuracy .sub", "--audit 0.1")
         assert "%" not in ann.page.inner_text("#tile-accuracy")
+        here.service.streams["default"].learner.failed = RuntimeError("as if it had stopped")
+        ann.sees("#live", "a learner has stopped")
+        here.service.streams["default"].learner.failed = None

@@ -32,6 +32,7 @@ async function refresh() {
   labels = [...labels, ...given].slice(-1000);
   notices = events.filter((notice) => notice.stream === stream || notice.stream === null);
   show(status);
+  await get("/healthz");
 }
 
 async function loop() {
@@ -153,8 +154,9 @@ function show(status) {
   $("about").textContent = `${status.method} · up for ${duration(status.now - status.started)} · ${many(classes.length, "class", "classes")}`;
   glance(status);
   const first = Math.min(points[0]?.at ?? status.now, labels[0]?.at ?? status.now);
-  const from = Math.max(status.now - SPANS[step], Math.min(first, status.now - 30 * step));
-  const size = binSize((status.now - from) / 90);
+  const earliest = Math.max(status.now - SPANS[step], Math.min(first, status.now - 30 * step));
+  const size = binSize((status.now - earliest) / 90);
+  const from = Math.floor(earliest / size) * size;
   const base = { from, to: status.now, gap: Math.max(3 * size, 3 * step), marks: notices.map(mark) };
   const bins = gather(points, size);
   const known = points.filter((point) => point.allowed !== null);
@@ -189,7 +191,7 @@ function show(status) {
   const entropy = bins.filter((bin) => bin.pictures).map((bin) => ({ x: bin.at + size / 2, y: bin.entropy / bin.pictures })).filter((p) => p.x <= status.now);
   charts.entropy.draw({ ...base, least: 0.05, value: entropy.length ? entropy.at(-1).y.toFixed(3) : "", series: [{ name: "entropy", kind: "line", cls: "k-accent", points: entropy }] });
   charts.drift.draw({ ...base, least: 1e-3, value: status.drift.toPrecision(2), series: [{ name: "drift", kind: "line", cls: "k-accent", points: line("drift") }] });
-  drawStates(status.questions);
+  drawStates(status);
   drawEvents(status.now);
 }
 
@@ -271,11 +273,15 @@ function drawAccuracy(base, { audit, accuracy: found }) {
 }
 
 const STATES = [
-  ["open", "open", "c1"], ["held", "held for review", "c3"], ["answered", "answered, learned with the next batch", "c4"],
-  ["learned", "answered and learned", "c2"], ["cant_tell", "nobody can tell", "c7"], ["expired", "expired", "c-rest"],
+  ["open", "open", "c1"], ["held", "held for review", "c3"], ["answered", "answered, learned with the next batch", "c6"],
+  ["learned", "answered and learned", "c2"], ["measured", "answered for the audit", "c0"], ["cant_tell", "nobody can tell", "c7"],
+  ["expired", "expired", "c-rest"],
 ];
 
-function drawStates(questions) {
+function drawStates({ questions: found, accuracy: audit }) {
+  // What measures is never learned.
+  const measured = Math.min(audit?.total ?? 0, found.answered ?? 0);
+  const questions = { ...found, answered: (found.answered ?? 0) - measured, measured };
   const most = Math.max(...Object.values(questions), 1);
   states.replaceChildren(...STATES.filter(([key]) => questions[key]).map(([key, text, cls]) => {
     const meter = el("i", { class: cls });

@@ -15,7 +15,7 @@ export class Refused extends Error {
 }
 
 // The service said nothing.
-export class Offline extends Error {}
+class Offline extends Error {}
 
 export const token = () => sessionStorage.getItem(KEY);
 
