@@ -140,13 +140,14 @@ def from_pictures(process: Process, client: httpx.Client, count: int) -> None:
 def test_malformed_requests_leave_no_trace(process: Process, tmp_path: Path) -> None:
     with httpx.Client(base_url=process.url, timeout=30) as client:
         before = at_source(client)
-        # What is allocated at first use is not a leak.
-        from_pictures(process, client, REQUESTS // 10)
-        from_document(process, REQUESTS // 10)
-        client.get("/healthz")
-        memory, files, threads = process.memory, process.files, process.threads
-        from_document(process, REQUESTS // 2 - REQUESTS // 10)
-        from_pictures(process, client, REQUESTS // 2 - REQUESTS // 10)
+        # The first fifth is not counted: what is allocated at first use is no leak.
+        memory = []
+        for share in (0.1, 0.2, 0.2):
+            from_document(process, round(share * REQUESTS))
+            from_pictures(process, client, round(share * REQUESTS))
+            memory.append(process.memory)
+            if len(memory) == 1:
+                files, threads = process.files, process.threads
         assert client.get("/healthz").status_code == 200
         assert at_source(client) == before
         came_back = client.get("/digest").json()
@@ -155,12 +156,13 @@ def test_malformed_requests_leave_no_trace(process: Process, tmp_path: Path) -> 
     sent, refused = process.replies.total(), sum(n for code, n in process.replies.items() if code >= 400)
     print(
         f"\n{sent} requests, {refused} refused; replies {dict(sorted(process.replies.items()))}; "
-        f"memory {memory:.0f} to {process.memory:.0f} MiB, files {files} to {process.files}, "
+        f"memory {' to '.join(f'{size:.0f}' for size in memory)} MiB, files {files} to {process.files}, "
         f"threads {threads} to {process.threads}, open transactions 0"
     )
     assert refused > 0.6 * sent and set(process.replies) <= {200, 400, 404, 405, 409, 410, 413, 415, 422, 429}
-    assert process.files <= files and process.threads <= threads
-    assert process.memory < 1.2 * memory + 16
+    # Pools of threads may not have been full.
+    assert process.files <= files and process.threads <= threads + 8
+    assert memory[-1] < 1.2 * memory[0]
     assert not reader_or_writer_left(tmp_path)
 
 
