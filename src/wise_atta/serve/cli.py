@@ -1,4 +1,4 @@
-"""How is the service started and looked after? `wise-atta serve`, and `wise-atta ledger token | export | prune`."""
+"""How is the service started and looked after? `wise-atta serve`, and `wise-atta ledger …`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from wise_atta.serve import auth
 from wise_atta.serve.config import Limits, Settings, is_loopback
 from wise_atta.serve.ledger import Ledger, Token
 
-app = typer.Typer(help="The ledger of a service: tokens, export, retention.", no_args_is_help=True)
+app = typer.Typer(help="The ledger of a service: tokens, export, retention, backup.", no_args_is_help=True)
 tokens = typer.Typer(help="Who may do what.", no_args_is_help=True)
 app.add_typer(tokens, name="token")
 console = Console()
@@ -146,6 +146,7 @@ def run(model: str, settings: Settings, host: str, port: int) -> None:
     if not loopback:
         require_tokens(settings.database, host)
     service = Service(models.load(model), settings)
+    Console(stderr=True).print(f"wise-atta listens on http://{host}:{port}", highlight=False)
     # Access logs would say who asked for which picture; /metrics has the counts.
     uvicorn.run(
         create_app(service, loopback=loopback),
@@ -228,6 +229,33 @@ def prune_ledger(
 
     with _ledger(database) as ledger:
         print(_written(ledger, lambda session: prune(session, time.time() - days * 86400)))
+
+
+@app.command("backup")
+def backup_ledger(
+    file: Annotated[Path, typer.Argument(help="Where the copy goes; nothing may be there.")],
+    database: Database = DATABASE,
+) -> None:
+    """Copy a SQLite ledger, as it is at one moment, while the service runs. For PostgreSQL there is pg_dump."""
+    from wise_atta.serve.retain import backup
+
+    try:
+        print(backup(database, file))
+    except errors.WiseAttaError as error:
+        raise _failed(error) from error
+
+
+@app.command("restore")
+def restore_ledger(
+    file: Annotated[Path, typer.Argument(help="A copy that `backup` made.")], database: Database = DATABASE
+) -> None:
+    """Put a copy in place of a SQLite ledger, which is kept beside it. The service has to be stopped."""
+    from wise_atta.serve.retain import restore
+
+    try:
+        print(restore(file, database))
+    except errors.WiseAttaError as error:
+        raise _failed(error) from error
 
 
 def _failed(error: errors.WiseAttaError) -> typer.Exit:

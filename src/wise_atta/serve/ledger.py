@@ -307,10 +307,10 @@ class Ledger:
                 raise errors.BadConfig("a ledger in memory would forget everything: give a file, sqlite:///name.db")
             file = Path(f"{path}.lock").open("wb")  # noqa: SIM115  # held as long as the ledger is
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+                lock_file(file, Path(path))
+            except Busy:
                 file.close()
-                raise Busy(f"{path} is in use by another service: stop that one, or give another database") from error
+                raise
             self._lock = file
         else:
             connection = self._writing.connect()
@@ -325,6 +325,14 @@ class Ledger:
                 time.sleep(0.1)
             connection.commit()
             self._lock = connection
+
+
+def lock_file(lock: IO[bytes], path: Path) -> None:
+    """Hold a SQLite database for oneself as long as its lock file is open, or raise `Busy`."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise Busy(f"{path} is in use by another service: stop that one, or give another database") from error
 
 
 def _engine(url: str, begin: str) -> Engine:

@@ -1,14 +1,21 @@
-"""What is kept for how long, and how does it get out? Old pictures are deleted; the ledger becomes Parquet files."""
+"""What is kept for how long, and how does it get out? Old pictures are deleted; the ledger becomes Parquet files.
+
+A ledger in SQLite is copied while the service runs, and put back while it does not.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import LargeBinary, delete, func, select, update
+from sqlalchemy import LargeBinary, delete, func, make_url, select, update
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session
 
 from wise_atta import errors
@@ -81,6 +88,70 @@ def export(ledger: Ledger, folder: Path) -> dict[str, int]:
             pq.write_table(pa.table(data, schema=pa.schema(list(types.items()))), folder / f"{table.name}.parquet")
             rows[table.name] = len(found)
     return rows
+
+
+def backup(url: str, target: Path) -> int:
+    """Copy a SQLite ledger, as it is at one moment, whether or not a service uses it. Gives the bytes of the copy."""
+    source = _file(url)
+    if target.exists():
+        raise errors.BadConfig(f"{target} is there already: a backup replaces nothing")
+    if not source.is_file():
+        raise errors.BadConfig(f"there is no ledger {source}")
+    unfinished = target.with_name(f"{target.name}.part")
+    unfinished.unlink(missing_ok=True)
+    unfinished.touch(mode=0o600)
+    with closing(sqlite3.connect(source)) as here, closing(sqlite3.connect(unfinished)) as there:
+        here.backup(there)
+        # One file, complete in itself.
+        there.execute("PRAGMA journal_mode=DELETE")
+    unfinished.rename(target)
+    return target.stat().st_size
+
+
+def restore(copy: Path, url: str) -> Path:
+    """Put a copy in place of a SQLite ledger that no service uses. Gives where the old one is now."""
+    target = _file(url)
+    problem = _damage(copy)
+    if problem is not None:
+        raise errors.BadConfig(f"{copy} is no sound ledger: {problem}")
+    held = Path(f"{target}.lock")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with held.open("wb") as lock:
+        db.lock_file(lock, target)
+        aside = target.with_name(f"{target.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
+        # What SQLite has not moved into the file yet belongs to the old one: left behind, it would spoil the new one.
+        for end in ("", "-wal", "-shm"):
+            old = Path(f"{target}{end}")
+            if old.exists():
+                old.rename(f"{aside}{end}")
+        unfinished = target.with_name(f"{target.name}.part")
+        unfinished.touch(mode=0o600)
+        shutil.copyfile(copy, unfinished)
+        unfinished.rename(target)
+    return aside
+
+
+def _file(url: str) -> Path:
+    try:
+        parsed = make_url(url)
+    except ArgumentError as error:
+        raise errors.BadConfig("the database is no URL: write one like sqlite:///name.db") from error
+    if parsed.get_backend_name() != "sqlite" or not parsed.database:
+        raise errors.BadConfig("this copies ledgers in SQLite files: use pg_dump and pg_restore for PostgreSQL")
+    return Path(parsed.database)
+
+
+def _damage(copy: Path) -> str | None:
+    if not copy.is_file():
+        return "it is not there"
+    try:
+        with closing(sqlite3.connect(f"{copy.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            (found,) = connection.execute("PRAGMA integrity_check").fetchone()
+            for table in ("events", "checkpoints", "queries"):
+                connection.execute(f"SELECT 1 FROM {table} LIMIT 1")
+    except sqlite3.Error as error:
+        return str(error)
+    return None if found == "ok" else str(found)
 
 
 def _arrow_type(pa: Any, kind: Any) -> Any:
