@@ -79,6 +79,8 @@ class Labels:
         """Logits with their graph, and features, of all labelled samples under the forward's version."""
         rows = self.on(forward.logits)[0]
         logits, features = [forward.logits[rows]], [forward.features[rows]]
+        if not self.late:
+            return logits[0], features[0]
         for item in self.late:
             own = model.forward(item.inputs, version=forward.version, statistics=item.statistics, grad=grad)
             logits.append(own.logits)
