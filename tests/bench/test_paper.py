@@ -210,7 +210,7 @@ def test_show_prints_paper_ours_and_difference_and_what_was_not_run(runs: Path) 
     assert ours is not None
     paper = (52.9 + 47.2 + 65.3 + 67.9) / 4
     row = lines["WISE-ATTA, delay 50"]
-    assert row[1:4] == [f"{paper:.1f}", ours.text(), f"{ours.mean - paper:+.1f}"]
+    assert row[1:4] == [f"{paper:.1f}", ours.text(2), f"{ours.mean - paper:+.1f}"]
     assert row[-1] == "2 of 3"
     assert lines["WISE-ATTA, delay 200"][2] == tables.NOT_RUN
     assert "wise-atta paper run delay --on digits --limit 32 --device cpu" in result.output

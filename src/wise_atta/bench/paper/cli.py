@@ -145,7 +145,7 @@ def show_command(
     if as_json:
         typer.echo(json.dumps([publishing.facts(found) for found in shown], indent=1))
     else:
-        typer.echo("\n".join(tables.text(found, domains=domains) for found in shown).rstrip())
+        typer.echo("\n".join(tables.text(found, domains=domains, tuned=tuned) for found in shown).rstrip())
     for found in shown:
         for file in publishing.draw(found, out) if out is not None else []:
             Console(stderr=True).print(f"drew {file}", highlight=False, soft_wrap=True)

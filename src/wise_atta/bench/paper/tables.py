@@ -120,7 +120,7 @@ def _errors_on_hand(found: Gathered) -> list[str]:
             ours = found.measured(row, spot)
             gain = None if ours is None or base is None or row == reference else ours.minus(base)
             gained = None if paper is None or base_paper is None or row == reference else paper - base_paper
-            said = _compared(paper, ours, digits)
+            said = _compared(paper, ours, digits, fine=2)
             lines.append(
                 [
                     row,
@@ -161,10 +161,11 @@ def paper_mean(found: Gathered, row: str, spot: str) -> float | None:
     return float(np.mean(numbers)) if numbers and len(numbers) == whole else None
 
 
-def _compared(paper: float | None, ours: Measured | None, digits: int) -> list[str]:
+def _compared(paper: float | None, ours: Measured | None, digits: int, fine: int | None = None) -> list[str]:
+    """Paper, ours and the difference; `fine` is the number of ours' decimals where it is another."""
     return [
         NOTHING if paper is None else f"{paper:.{digits}f}",
-        NOT_RUN if ours is None else ours.text(digits),
+        NOT_RUN if ours is None else ours.text(digits if fine is None else fine),
         NOTHING if paper is None or ours is None else f"{ours.mean - paper:+.{digits}f}",
     ]
 
