@@ -169,7 +169,7 @@ class Person:
     def question(self, other_than: str | None = None) -> str:
         """The question whose picture is on the screen."""
         self.page.wait_for_function(
-            """other => document.body.dataset.phase === "question" && document.getElementById("work").dataset.question
+            """other => document.body?.dataset.phase === "question" && document.getElementById("work").dataset.question
             !== other && document.querySelector("#picture:not(.loading)")?.naturalWidth > 0""",
             arg=other_than,
         )
@@ -186,7 +186,7 @@ class Person:
         answered = self.question()
         self.press(key)
         self.page.wait_for_function(
-            "was => document.body.dataset.phase !== 'question' || "
+            "was => document.body?.dataset.phase !== 'question' || "
             "document.getElementById('work').dataset.question !== was",
             arg=answered,
         )
