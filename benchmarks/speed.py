@@ -52,8 +52,8 @@ from wise_atta.who import Query
 
 LR = 1e-7
 SPLIT = ("forward", "backward", "anchor", "optimizer", "loss", "policy", "rest")
-# Batches that are cycled through, and warm-up steps of each competitor before its memory is read.
-DISTINCT, WARM = 8, 5
+# Batches that are cycled through, and warm-up steps of each competitor: the peer selects by drift from its fifth batch on.
+DISTINCT, WARM = 8, {"cuda": 6, "cpu": 4}
 
 
 # -- what is timed ----------------------------------------------------------------------------------------------------
@@ -110,6 +110,7 @@ GROUPS = {
     ],
 }
 PIXELS = {"resnet18": 32}
+BATCH = {"efficientnet_lite0": 16}  # a CPU takes seconds for more
 METHODS: dict[str, dict[str, Any]] = {
     "tent": {},
     # The redundancy filter is computed but keeps all: batches come again, and would all be redundant.
@@ -311,6 +312,8 @@ class Case:
     peer: Peer | None = None
     error: str | None = None
     seconds: list[float] = field(default_factory=list)
+    forwards: list[float] = field(default_factory=list)
+    backwards: list[float] = field(default_factory=list)
     row: dict[str, Any] = field(default_factory=dict)
 
 
@@ -323,7 +326,7 @@ class Bench:
         self.cuda = self.device.type == "cuda"
         self.clock = Clock(self.wait)
         self.began = time.perf_counter()
-        self.pictures: dict[int, list[Tensor]] = {}
+        self.pictures: dict[tuple[int, int], list[Tensor]] = {}
         self.base: dict[str, Any] = {"precision": "tf32" if self.cuda else "fp32", "channels_last": False}
         self.report: dict[str, Any] = {"machine": machine(self.device), "settings": settings(options), "groups": []}
 
@@ -363,17 +366,18 @@ class Bench:
 
     def group(self, group: Group) -> dict[str, Any]:
         px = self.options.px or PIXELS.get(group.model, 224)
+        self.batch = self.options.batch or BATCH.get(group.model, 64)
         self.name = f"{group.model}-{px}"
         torch.manual_seed(0)
-        if px not in self.pictures:
-            self.pictures[px] = [x.to(self.device) for x in pictures(DISTINCT, self.options.batch, px)]
-        batches = self.pictures[px]
+        if (px, self.batch) not in self.pictures:
+            self.pictures[px, self.batch] = [x.to(self.device) for x in pictures(DISTINCT, self.batch, px)]
+        batches = self.pictures[px, self.batch]
         model = build(group.model).to(self.device).eval()
         self.precise("fp32")
         sharpen(model, batches[0])
         self.model_bytes = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
         classes = head_of(model).out_features
-        self.truth = [[(7 * i + 13 * row) % classes for row in range(self.options.batch)] for i in range(DISTINCT)]
+        self.truth = [[(7 * i + 13 * row) % classes for row in range(self.batch)] for i in range(DISTINCT)]
         self.batches = {
             False: batches,
             True: [x.contiguous(memory_format=torch.channels_last) for x in batches],
@@ -393,13 +397,13 @@ class Bench:
             "precision": group.precision,
             "channels_last": group.channels_last,
             "px": px,
-            "batch": self.options.batch,
+            "batch": self.batch,
             "rows": [case.row for case in cases],
         }
 
     def cases(self, group: Group, model: nn.Module) -> list[Case]:
         own = {"precision": group.precision, "channels_last": group.channels_last}
-        length = (self.options.rounds + 2) * self.options.batches + 2 * WARM + 50
+        length = (self.options.rounds + 3) * self.options.batches + 50
         compiled = any("compile" in mode.options for mode in group.modes)
 
         def peer(name: str, make: Callable[[nn.Module], Peer], mode: str = "eager", **other: Any) -> Case:
@@ -460,34 +464,37 @@ class Bench:
         if self.left <= 0:
             case.error = f"left out: the limit of {self.options.limit} s"
             return
-        if self.cuda:
-            gc.collect()
-            torch.cuda.empty_cache()
-            before, held = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
         try:
-            case.peer = case.make()
-            self.precise(case.precision)
-            self.steps(case, WARM)
-            self.wait()
             if self.cuda:
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
-            worked = case.peer.forwards, case.peer.backwards
-            self.steps(case, self.options.batches)
-            self.wait()
+                case.row["peak_mib"] = self.peak(case)
+            else:
+                self.warm(case)
         except Exception as error:
             case.peer, case.error = None, reason(error)
             if self.options.verbose:
                 traceback.print_exc()
-            return
-        done = case.peer.forwards - worked[0], case.peer.backwards - worked[1]
-        case.row = {"forwards": done[0] / self.options.batches, "backwards": done[1] / self.options.batches}
-        if self.cuda:
-            # A peer has a copy of the model; an adapter shares the one that is there already.
-            shared = self.model_bytes if isinstance(case.peer, Ours) else 0
-            peak, reserved = torch.cuda.max_memory_allocated() - before, torch.cuda.memory_reserved() - held
-            # What a recorded graph works in is reserved for it, and not counted as allocated.
-            case.row["peak_mib"] = (shared + (reserved if "graphs" in case.mode else peak)) / 2**20
+
+    def warm(self, case: Case) -> None:
+        case.peer = case.make()
+        self.precise(case.precision)
+        self.steps(case, WARM[self.device.type])
+        self.wait()
+
+    def peak(self, case: Case) -> float:
+        """MiB on the GPU at the worst moment of some batches, the model included."""
+        gc.collect()
+        torch.cuda.empty_cache()
+        before, held = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        self.warm(case)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        self.steps(case, self.options.batches)
+        self.wait()
+        # A peer has a copy of the model; an adapter shares the one that is there already.
+        shared = self.model_bytes if isinstance(case.peer, Ours) else 0
+        peak, reserved = torch.cuda.max_memory_allocated() - before, torch.cuda.memory_reserved() - held
+        # What a recorded graph works in is reserved for it, and not counted as allocated.
+        return (shared + (reserved if "graphs" in case.mode else peak)) / 2**20
 
     def steps(self, case: Case, count: int) -> None:
         assert case.peer is not None
@@ -497,13 +504,17 @@ class Bench:
             case.peer.step(x.bfloat16() if case.cast else x, self.truth[i % DISTINCT])
 
     def block(self, case: Case) -> None:
+        assert case.peer is not None
         self.precise(case.precision)
+        worked = case.peer.forwards, case.peer.backwards
         try:
             self.wait()
             began = time.perf_counter()
             self.steps(case, self.options.batches)
             self.wait()
             case.seconds.append((time.perf_counter() - began) / self.options.batches)
+            case.forwards.append((case.peer.forwards - worked[0]) / self.options.batches)
+            case.backwards.append((case.peer.backwards - worked[1]) / self.options.batches)
         except Exception as error:
             case.peer, case.error = None, reason(error)
 
@@ -513,7 +524,8 @@ class Bench:
             case.row = row | {"error": case.error or "no round was run"}
             return
         seconds = statistics.median(case.seconds)
-        row |= {"ms": 1e3 * seconds, "pictures_per_s": self.options.batch / seconds, "blocks_ms": []}
+        row |= {"ms": 1e3 * seconds, "pictures_per_s": self.batch / seconds}
+        row |= {"forwards": statistics.mean(case.forwards), "backwards": statistics.mean(case.backwards)}
         row["blocks_ms"] = [1e3 * taken for taken in case.seconds]
         row["ratio"] = {name: paired(other, case) for name, other in rivals(case, cases, self.base).items()}
         row |= case.row
@@ -692,9 +704,9 @@ COLUMNS = {
 
 def table(group: dict[str, Any]) -> str:
     """One group as a markdown table."""
-    lines = [f"### {group['group']}", ""]
     if "left_out" in group:
-        return "\n".join([*lines, f"Left out: {group['left_out']}", ""])
+        return f"### {group['group']}\n\nLeft out: {group['left_out']}\n"
+    lines = [f"### {group['group']}", "", f"Batches of {group['batch']} at {group['px']} px.", ""]
     heads = ["row", "mode", "pictures/s", *COLUMNS, "peak MiB", "fwd/bwd", *SPLIT]
     lines += [f"| {' | '.join(heads)} |", f"| --- | --- |{' ---: |' * (len(heads) - 2)}"]
     for row in group["rows"]:
@@ -726,7 +738,7 @@ def markdown(report: dict[str, Any]) -> str:
     """A whole report."""
     about, how = report["machine"], report["settings"]
     opening = (
-        f"{about['name']}, torch {about['torch']}, {about['threads']} threads; batches of {how['batch']}, "
+        f"{about['name']}, torch {about['torch']}, {about['threads']} threads; "
         f"{how['rounds']} rounds of {how['batches']} batches each. Split in ms a batch."
     )
     return "\n".join([opening, "", *(table(group) for group in report["groups"]), summary(report)])
@@ -763,7 +775,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--precisions", nargs="+", help="only groups of these precisions: fp32, tf32, bf16")
     parser.add_argument("--modes", nargs="+", help="only these modes, as named in the table")
     parser.add_argument("--rows", nargs="+", help="only these rows, as named in the table")
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--batch", type=int, help="pictures in a batch: 64, on EfficientNet-Lite0 16")
     parser.add_argument("--px", type=int, help="another size of the pictures than the network's own")
     parser.add_argument("--batches", type=int, default=10, help="batches in a block")
     parser.add_argument("--rounds", type=int, default=4, help="blocks of each competitor")
