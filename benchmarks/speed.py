@@ -52,7 +52,7 @@ from wise_atta.who import Query
 
 LR = 1e-7
 SPLIT = ("forward", "backward", "anchor", "optimizer", "loss", "policy", "rest")
-# Batches that are cycled through, and warm-up steps of each competitor: the peer selects by drift from its fifth batch on.
+# Batches that are cycled through, and warm-up steps: the published sequence selects by drift from the fifth batch on.
 DISTINCT, WARM = 8, {"cuda": 6, "cpu": 4}
 
 
