@@ -13,7 +13,7 @@ import numpy as np
 from wise_atta import errors
 from wise_atta.bench import runs as bundles
 from wise_atta.bench.experiment import check_version
-from wise_atta.bench.paper.define import Spot, experiment_of, has_chance, own_options, places, rows
+from wise_atta.bench.paper.define import ALIASES, Spot, experiment_of, has_chance, own_options, places, rows
 from wise_atta.bench.paper.items import Column, Item, Row
 from wise_atta.bench.record import read_json, read_parquet
 from wise_atta.bench.rivals import SEEDS, SETTINGS
@@ -209,15 +209,16 @@ class Measured:
         return Measured(_pair(self.by_seed, other.by_seed, lambda a, b: a - b))
 
 
-def _pair(one: Mapping[int, float], two: Mapping[int, float], join: Any) -> dict[int, float]:
-    shared = [seed for seed in one if seed in two]
-    if shared and len(one) > 1 and len(two) > 1:
-        return {seed: join(one[seed], two[seed]) for seed in shared}
-    if len(one) == 1 or len(two) == 1:
-        seeds = one if len(one) > 1 else two
-        single = lambda values, seed: values[seed] if len(values) > 1 else next(iter(values.values()))  # noqa: E731
-        return {seed: join(single(one, seed), single(two, seed)) for seed in seeds}
-    return {0: join(float(np.mean(list(one.values()))), float(np.mean(list(two.values()))))}
+def _pair(
+    one: Mapping[int, float], two: Mapping[int, float], join: Callable[[float, float], float]
+) -> dict[int, float]:
+    """Values joined seed by seed; a single value stands for all seeds."""
+    seeds = one if len(two) == 1 else two if len(one) == 1 else [seed for seed in one if seed in two]
+    first, second = (
+        dict.fromkeys(seeds, next(iter(values.values()))) if len(values) == 1 else values for values in (one, two)
+    )
+    joined = {seed: join(first[seed], second[seed]) for seed in seeds}
+    return joined or {0: join(float(np.mean(list(one.values()))), float(np.mean(list(two.values()))))}
 
 
 class Gathered:
@@ -273,7 +274,7 @@ def gather(
         for spot in places(found, on, protocols)
         for row in rows(found, spot)
     }
-    return Gathered(found, None if on is None else next(iter(places(found, on))).on, cells)
+    return Gathered(found, None if on is None else ALIASES.get(on, on), cells)
 
 
 def settings_of(runs: Sequence[Run]) -> list[str | None]:

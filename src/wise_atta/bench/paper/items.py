@@ -87,12 +87,13 @@ class Column:
     places: tuple[str, ...]
     domain: str | None = None
 
-    @property
-    def title(self) -> str:
-        if self.domain is not None:
-            return self.domain
-        titles = [PLACES[place].title for place in self.places]
-        return titles[0] if len(titles) == 1 else f"mean of {len(titles)}"
+    @classmethod
+    def parse(cls, text: str) -> Column:
+        """A column as it is written: `PLACE`, `PLACE/DOMAIN`, or `mean of PLACE PLACE …`."""
+        if text.startswith("mean of "):
+            return cls(text, tuple(text.removeprefix("mean of ").split()))
+        place, _, domain = text.partition("/")
+        return cls(text, (place,), domain or None)
 
 
 @dataclass(frozen=True)
@@ -163,19 +164,12 @@ def item(name: str) -> Item:
     return ITEMS[name]
 
 
-def _column(text: str) -> Column:
-    if text.startswith("mean of "):
-        return Column(text, tuple(text.removeprefix("mean of ").split()))
-    place, _, domain = text.partition("/")
-    return Column(text, (place,), domain or None)
-
-
 def _columns(written: str | list[str]) -> tuple[Column, ...]:
     """`domains of PLACE` stands for its fifteen corruptions and their mean."""
     if isinstance(written, str):
         place = written.removeprefix("domains of ")
         written = [*(f"{place}/{domain}" for domain in CORRUPTIONS), place]
-    return tuple(_column(text) for text in written)
+    return tuple(Column.parse(text) for text in written)
 
 
 def _block(content: Mapping[str, Any]) -> Block:

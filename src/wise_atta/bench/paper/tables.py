@@ -189,25 +189,15 @@ def _quotes(found: Gathered) -> str:
     lines = []
     for quote in found.item.quotes:
         columns: Sequence[str] = [quote.column] if found.on is None else found.spots
-        for column in columns:
-            where = _column(found, column)
+        for name in columns:
+            where = Column.parse(name) if found.on is None else Column(name, (name,))
             one, two = (found.measured(row, where) for row in (quote.row, quote.minus))
             ours = None if one is None or two is None else one.minus(two)
-            said = (
-                quote.says if found.on is None else f"{quote.row} minus {quote.minus}, {column} (paper: {quote.says})"
-            )
+            said = quote.says if found.on is None else f"{quote.row} minus {quote.minus}, {name} (paper: {quote.says})"
             paper = NOTHING if quote.value is None else f"{quote.value:+.2f}"
             differ = NOTHING if ours is None or quote.value is None else f"{ours.mean - quote.value:+.2f}"
             lines.append([said, paper, NOT_RUN if ours is None else ours.text(2, "+"), differ])
     return markdown(["the text", "paper", "ours", "difference"], lines) if lines else ""
-
-
-def _column(found: Gathered, name: str) -> Column:
-    if found.on is not None:
-        return Column(name, (name,))
-    if name.startswith("mean of "):
-        return Column(name, tuple(name.removeprefix("mean of ").split()))
-    return Column(name, (name,))
 
 
 def _tenths(found: Gathered) -> str:
