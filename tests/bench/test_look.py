@@ -51,7 +51,7 @@ def test_value_writes_figure_table_and_numbers(
     assert (tmp_path / "out" / "value.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "out" / "value.html").read_text()
     assert "http" not in page and "What labels buy on digits+c" in page
-    assert "| wise | 0.5 | 10 |" in (tmp_path / "out" / "value.md").read_text()
+    assert "| wise | 0.5 | 10 |" in (tmp_path / "out" / "table.md").read_text()
     assert "<svg" in (tmp_path / "out" / "value.svg").read_text()
 
 

@@ -240,3 +240,9 @@ def test_a_bundle_gives_the_same_answer_as_the_folders(tmp_path: Path, found: Va
     bundled = value(read.find([tmp_path / "runs.zip"]).runs, replicates=400)
     by_folder = value(read.find([tmp_path / "runs"]).runs, replicates=400)
     assert bundled.to_dict() == by_folder.to_dict()
+
+
+def test_the_documented_table_is_what_the_documented_runs_give() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "results" / "value"
+    found = value(read.find([folder / "digits.zip"]).runs)
+    assert found.markdown() == (folder / "digits" / "table.md").read_text()

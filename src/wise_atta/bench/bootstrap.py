@@ -41,8 +41,8 @@ def strata(domains: Sequence[str]) -> list[tuple[int, int]]:
 def block_length(batches: int) -> int:
     """The cube root of the number of batches: the order at which bias and variance of the deviation balance.
 
-    >>> [block_length(n) for n in (1, 8, 34, 500)]
-    [1, 2, 3, 8]
+    >>> block_length(1), block_length(8), block_length(34), block_length(500)
+    (1, 2, 3, 8)
     """
     return max(1, round(batches ** (1 / 3)))
 

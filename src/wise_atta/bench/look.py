@@ -59,7 +59,7 @@ def bundle_command(
 def value_command(
     paths: Runs,
     out: Annotated[
-        Path | None, typer.Option(help="A folder for value.png, .svg, .html (the figure), .md and .json.")
+        Path | None, typer.Option(help="A folder for value.png, .svg and .html (the figure), table.md and value.json.")
     ] = None,
     replicates: Annotated[int, typer.Option(min=1, help="Of the bootstrap.")] = REPLICATES,
     seed: Annotated[int, typer.Option(help="Of the bootstrap.")] = 0,
@@ -75,7 +75,7 @@ def value_command(
     found = value(read.runs, seed=seed, replicates=replicates, left_out=read.problems)
     if out is not None:
         found.figure().write(out, "value")
-        write_text(out / "value.md", found.markdown())
+        write_text(out / "table.md", found.markdown())
         write_json(out / "value.json", found.to_dict())
     if as_json:
         typer.echo(json.dumps(found.to_dict(), indent=1))
