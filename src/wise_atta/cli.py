@@ -285,7 +285,7 @@ def run(
 
     [bold]Examples[/bold]
 
-    wise-atta run --method wise --policy paced --ratio 0.5 --batch 16 --limit 320 -o lr=0.1
+    wise-atta run --method tent --batch 16 --limit 320 -o lr=0.1
 
     wise-atta run --dataset cifar10+c --model file:models/cifar10-resnet18.safetensors --method tent --seed 41
 
