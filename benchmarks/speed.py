@@ -238,7 +238,7 @@ def watched(adapter: wa.Adapter, clock: Clock) -> Iterator[None]:
         places.append((adapter.anchor, "follow", "optimizer"))
     with contextlib.ExitStack() as stack:
         for owner, name, part in places:
-            if not hasattr(owner, name):
+            if getattr(owner, name, None) is None:
                 continue
             own = vars(owner).get(name)
             setattr(owner, name, Timed(getattr(owner, name), clock, part))

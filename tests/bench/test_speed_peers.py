@@ -113,7 +113,7 @@ def test_a_mode_that_fails_is_reported_and_the_run_goes_on(
     speed = load("speed")
     monkeypatch.setattr(speed, "build", lambda name: net().float())
     broken = speed.Mode("broken", {"no_such_option": True})
-    monkeypatch.setitem(speed.GROUPS, "cpu", [speed.Group("small", "fp32", [broken, speed.EAGER])])
+    monkeypatch.setitem(speed.GROUPS, "cpu", [speed.Group("small", "fp32", [broken, speed.EAGER], methods=True)])
     out = tmp_path / "speed.json"
     sizes = ["--batch", "16", "--px", "8", "--batches", "10", "--rounds", "1"]
     speed.main(["--device", "cpu", "--out", str(out), *sizes])
@@ -123,5 +123,7 @@ def test_a_mode_that_fails_is_reported_and_the_run_goes_on(
     done = {name: (row["forwards"], row["backwards"]) for (name, mode), row in rows.items() if mode == "eager"}
     assert done["plain inference"] == (1, 0) and done["authors"] == (3, 1.5)
     assert done["wise"] == (1.5, 1) and done["tent"] == done["tent by hand"] == (1, 1)
+    assert {"eta", "sar", "roid", "eatta"} <= done.keys()
+    assert [name for (name, mode), row in rows.items() if mode == "eager" and "split_ms" not in row] == []
     assert set(rows["wise", "eager"]["ratio"]) >= {"plain inference", "tent by hand", "authors"}
     assert "no_such_option" in (tmp_path / "table-speed.md").read_text()
