@@ -13,8 +13,9 @@ from wise_atta.guard import Guard
 from wise_atta.methods import Method
 from wise_atta.model import Classifier
 
-_FAST = ("precision", "channels_last", "compile", "graphs", "checkpointing")
-_CLASSIFIER = ("head", "classes", "mean", "std", "prior", "ema_weight", "statistics", *_FAST)
+# How the network runs; see the guide on speed.
+FAST = ("precision", "channels_last", "compile", "graphs", "checkpointing")
+_CLASSIFIER = ("head", "classes", "mean", "std", "prior", "ema_weight", "statistics", *FAST)
 _ADAPTER = ("annotator", "context", "late_weight", "late_limit", "expires_after", "shadow", "guard")
 
 
@@ -28,7 +29,8 @@ def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Ad
     method
         The name of a method, or one made by hand.
     options
-        Shared out by name: `head`, `classes`, `mean`, `std`, `statistics`, `prior`, `ema_weight` to the `Classifier`;
+        Shared out by name: `head`, `classes`, `mean`, `std`, `statistics`, `prior`, `ema_weight`, `precision`,
+        `channels_last`, `compile`, `graphs`, `checkpointing` to the `Classifier`;
         `annotator`, `context`, `late_weight`, `late_limit`, `expires_after`, `shadow`, `guard` to the `Adapter`
         (``guard=True`` is `Guard()`); the rest (`ratio`, `lr`, …) to the method. With `group`, a process group or
         ``"world"``, several processes share the batches of one stream (`wise_atta.distributed`).

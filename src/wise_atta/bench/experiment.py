@@ -16,6 +16,7 @@ from wise_atta import errors, methods, what, when
 from wise_atta.bench.record import read_json
 from wise_atta.data import StreamSpec
 from wise_atta.model import StatisticsMode
+from wise_atta.wrap import FAST
 
 # Fields that change where or how fast a run happens but not what is asked of it.
 _NOT_HASHED = frozenset({"workers", "tag"})
@@ -48,6 +49,8 @@ class Experiment(pydantic.BaseModel):
     teacher, source_data
         What cema and eata need beside the stream: a stronger model by name, and clean data that the model was trained
         on.
+    fast
+        How the network runs: `precision`, `channels_last`, `compile`, `graphs`, `checkpointing`, see `Classifier`.
     seed
         Of the method's randomness. The stream has its own seed in `stream`.
     device, threads, deterministic
@@ -90,6 +93,7 @@ class Experiment(pydantic.BaseModel):
     prior: int | None = pydantic.Field(None, ge=0)
     teacher: str | None = None
     source_data: str | None = None
+    fast: dict[str, Any] = {}
     seed: int = 0
     device: str = "auto"
     threads: int | None = pydantic.Field(None, ge=1)
@@ -108,6 +112,9 @@ class Experiment(pydantic.BaseModel):
         for kind, name, names in known:
             if name is not None and name not in names:
                 raise errors.unknown(kind, name, names)
+        for name in self.fast:
+            if name not in FAST:
+                raise errors.unknown("way to be fast", name, FAST)
         self.spec()
         return self
 
@@ -147,6 +154,12 @@ class Experiment(pydantic.BaseModel):
                 "delay": self.delay,
             }
         )
+
+    @property
+    def excepted(self) -> list[str]:
+        """What excepts the run from the same digits, even on the same machine: kernels chosen by their speed."""
+        chosen = [name for name in ("compile", "graphs") if self.fast.get(name)]
+        return [*chosen, *(["bf16"] if self.fast.get("precision") == "bf16" else [])]
 
     @property
     def digest(self) -> str:

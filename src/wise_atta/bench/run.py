@@ -178,6 +178,7 @@ def build(
         late_limit=experiment.late_limit,
         expires_after=experiment.expires_after,
         **{name: value for name, value in own.items() if value is not None},
+        **experiment.fast,
     )
     return Built(experiment, adapter, method, stream, truth, source, where)
 
@@ -458,6 +459,7 @@ def make_card(
             "instructions": torch.backends.cpu.get_cpu_capability(),
             "threads": torch.get_num_threads(),
             "deterministic": built.experiment.deterministic,
+            **({"excepted": built.experiment.excepted} if built.experiment.excepted else {}),
             "tf32": built.device.type == "cuda" and torch.backends.cudnn.allow_tf32,
         },
     }

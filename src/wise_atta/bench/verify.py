@@ -23,6 +23,8 @@ from wise_atta.bench.run import NUDGE, Recorder, build, make_card, pick_device, 
 
 # How close the first batch's logits must be on another device, relative to the largest of them if that is above 1.
 LOGITS = 1e-4
+# The same for a network in bf16, whose numbers have 8 bits.
+BF16 = 0.05
 # Points of error that rounding alone may move where nothing is chaotic: 5 samples in 10,000 at a class boundary.
 ROUNDING = 0.05
 # How long a run took is no promise.
@@ -191,8 +193,10 @@ def verify(
         return verdict
     if first is None or verdict.logits is None:
         verdict.broken.append("the card keeps no logits to compare with: run it again where it was made")
-    elif verdict.logits > LOGITS * max(1.0, float(np.abs(first["logits"]).max())):
-        verdict.broken.append(f"the first batch's logits are further apart than {LOGITS:g}")
+    elif verdict.logits > (limit := BF16 if "bf16" in promised.get("excepted", ()) else LOGITS) * max(
+        1.0, float(np.abs(first["logits"]).max())
+    ):
+        verdict.broken.append(f"the first batch's logits are further apart than {limit:g}")
     known = card.get("spread")
     if known is None:
         verdict.broken.append("the card has no spread: `wise-atta run CARD --spread 10` where it was made adds one")
@@ -215,6 +219,8 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     found = [f"{name} {a} there, {b} here" for name, (a, b) in pairs.items() if a != b]
     if not then["deterministic"]:
         found.append("the run was not deterministic")
+    if then.get("excepted"):
+        found.append(f"the card excepts {' and '.join(then['excepted'])} from the same digits")
     return found
 
 
