@@ -10,6 +10,8 @@ import pytest
 from bench.made import made
 
 from wise_atta import cli, rng
+from wise_atta.bench.experiment import Experiment
+from wise_atta.bench.sweep import Places, sweep
 
 BATCHES, BATCH = 20, 8
 
@@ -26,6 +28,17 @@ def folder(tmp_path: Path) -> Path:
         picked = {number: [number % BATCH] for number in range(0, BATCHES, round(1 / ratio))}
         made(tmp_path / "runs" / f"wise-{ratio}", mistakes(share, f"{ratio}"), picked=picked, ratio=ratio)
     return tmp_path / "runs"
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs as `wise-atta sweep` leaves them."""
+    folder = tmp_path_factory.mktemp("real")
+    shared = {"data": "digits+c", "model": "wise_atta/digits_cnn@random", "batch": 8, "threads": 1, "device": "cpu"}
+    shared["stream"] = {"limit": 32, "domains": ["fog", "snow"]}
+    grid = [{"method": "tent"}, {"policy": "never"}, {"policy": "uniform", "ratio": 0.5}]
+    sweep([Experiment.parse({**shared, **fields}) for fields in grid], Places(folder))
+    return folder
 
 
 def call(*arguments: object) -> int:
@@ -72,3 +85,25 @@ def test_mixed_streams_are_an_error_that_names_both(folder: Path, capsys: pytest
     assert call("value", folder) == 3
     said = capsys.readouterr().err
     assert "severity" in said and str(folder / "other") in said
+
+
+def test_runs_of_the_sweep_are_read_by_every_command(
+    real: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = tmp_path / "runs.zip"
+    assert call("bundle", real, "--out", bundle) == 0
+    capsys.readouterr()
+    for place in (real, bundle):
+        assert call("value", place, "--replicates", 20, "--json") == 0
+        points = {point["method"]: point for point in json.loads(capsys.readouterr().out)["points"]}
+        assert points["wise, uniform"]["labels"] == 4 and points["wise, uniform"]["alone"]["to"] == "wise, no labels"
+        assert call("report", place, "--out", tmp_path / "report.html", "--replicates", 20) == 0
+        assert "<h1>3 runs</h1>" in (tmp_path / "report.html").read_text()
+        capsys.readouterr()
+    never, uniform = (next(real.glob(f"wise-{name}-*")) for name in ("never", "uniform"))
+    assert call("compare", never, uniform, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    asked = next(parting for parting in found["partings"] if parting["stage"] == "learning")
+    assert asked["batch"] == 2 and not found["data"] and not found["identical"]
+    assert call("compare", never, f"{bundle}#{never.name.rpartition('-')[2]}", "--json") == 0
+    assert "but never by more than 1e-06" in json.loads(capsys.readouterr().out)["verdict"]

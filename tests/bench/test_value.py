@@ -109,6 +109,21 @@ def test_break_even_lies_between_the_ratios_where_the_sign_turns(found: Value) -
     assert "from" in even.words() and "told apart from it at 1" in even.words()
 
 
+def test_the_same_method_without_labels_is_found_whatever_its_policy_takes(tmp_path: Path) -> None:
+    asks = {"method": "wise", "policy": "paced", "ratio": 0.5, "exhaust": True, "picked": every(2)}
+    runs = [
+        made(tmp_path / "tent", mistakes(0.3, "tent"), method="tent"),
+        made(tmp_path / "never", mistakes(0.35, "never"), method="wise", policy="never", options={"lr": 0.1}),
+        made(tmp_path / "wise", mistakes(0.2, "wise"), options={"lr": 0.1, "slack": 1, "credit": 9}, **asks),
+        made(tmp_path / "fast", mistakes(0.2, "fast"), options={"lr": 0.5}, **asks),
+    ]
+    found = value(runs, replicates=10)
+    assert found.asking == ["wise, paced, lr 0.1", "wise, paced, lr 0.5"]
+    (same,), (other,) = map(found.of, found.asking)
+    assert same.alone is not None and same.alone.to == "wise, no labels"
+    assert other.alone is None, "another learning rate is another method"
+
+
 def test_a_method_that_is_never_better_is_said_to_be(tmp_path: Path) -> None:
     tent = made(tmp_path / "tent", mistakes(0.1, "tent"), method="tent")
     wise = made(tmp_path / "wise", mistakes(0.6, "wise"), ratio=0.5, picked=every(2))

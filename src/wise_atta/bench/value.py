@@ -7,6 +7,7 @@ both of them, so that they answer for the same pictures.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from wise_atta import errors, rng
+from wise_atta import errors, rng, when
 from wise_atta.bench import bootstrap
 from wise_atta.bench.bootstrap import Array
 from wise_atta.bench.demo import Interval
@@ -29,8 +30,13 @@ REPLICATES = 2000
 _NOT_THE_METHOD = {"seed", "tag", "workers", "device", "threads", "deterministic", "ratio"}
 _STREAM = {"data", "protocol", "severity", "batch", "stream", "model"}
 # Fields that say how labels are asked for and come: all that a method without labels leaves open.
-_ABOUT_LABELS = {"policy", "utility", "selector", "labels", "exhaust", "delay", "noise", "context", "expires_after"}
+_ABOUT_LABELS = {"policy", "utility", "selector", "labels", "exhaust", "early", "delay", "noise", "context"}
+_ABOUT_LABELS |= {"late_weight", "late_limit", "expires_after"}
 _LABEL_OPTIONS = {"ratio", "policy", "utility", "selector", "labels", "pacing"}
+# A method hands what it does not know to its policy; a preset is the method's own.
+_LABEL_OPTIONS |= {name for policy in when.POLICIES.values() for name in inspect.signature(policy).parameters} - {
+    "preset"
+}
 # What runs over one stream may differ in: the seed of its order, if every method has it, and when answers come.
 _MAY_DIFFER = {"seed", "delay"}
 
@@ -444,7 +450,7 @@ def _flat(experiment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def method_names(experiments: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """A short name for every method: its own, and with others of that name what tells them apart.
+    """A short name for every method: its own, and as much as tells it from others of that name.
 
     >>> one = {"method": "wise", "policy": "paced", "options": {"lr": 0.1}}
     >>> other = {"method": "wise", "policy": "never", "options": {"lr": 0.1}}
@@ -454,12 +460,13 @@ def method_names(experiments: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     keys = {method_key(one): _flat(one) for one in experiments}
     found: dict[str, str] = {}
     for key, fields in keys.items():
-        rivals = [other for other in keys.values() if other["method"] == fields["method"]]
-        differing = [n for n in fields if any(other.get(n) != fields[n] for other in rivals)]
-        if fields.get("policy") == "never":
-            differing = ["policy", *(n for n in differing if n not in _ABOUT_LABELS and n != "options.pacing")]
-        parts = [_part(n, fields[n]) for n in differing if fields[n] not in (None, False, {}, [])]
-        name = ", ".join([str(fields["method"]), *parts])
+        alike = [other for k, other in keys.items() if k != key and other["method"] == fields["method"]]
+        parts = [str(fields["method"])]
+        for field_name, here in fields.items():
+            if any(other.get(field_name) != here for other in alike):
+                alike = [other for other in alike if other.get(field_name) == here]
+                parts += [_part(field_name, here)] if here not in (None, False, {}, []) else []
+        name = ", ".join(parts)
         twins = sum(other == name or other.startswith(f"{name} #") for other in found.values())
         found[key] = f"{name} #{twins + 1}" if twins else name
     return found
