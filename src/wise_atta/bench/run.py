@@ -266,7 +266,8 @@ class Recorder:
         self.score = Score()
         self.domain: str | None = None
         self.first: dict[str, Any] | None = None
-        self._full = built.experiment.deterministic
+        # A compiled or recorded network keeps the setting that it was made under.
+        self._full = built.experiment.deterministic and not built.experiment.fast
         self._earlier = Work()
         self._last: Step | None = None
         built.adapter.on_step(self._keep)
