@@ -64,7 +64,7 @@ def test_the_container_runs_as_nobody_special_and_keeps_its_state_in_a_volume() 
     names = [step for step, _ in steps()]
     assert only("USER") == "wise-atta" and names.index("USER") < names.index("CMD")
     volume = only("VOLUME")
-    assert f"sqlite:///{volume}/" in only("ENV") and f"WISE_ATTA_CACHE={volume}/" in only("ENV")
+    assert f"sqlite:///{volume}/" in only("ENV") and f"XDG_CACHE_HOME={volume}/" in only("ENV")
     words = json.loads(only("CMD"))
     check_serve(words)
     assert words[words.index("--port") + 1] == only("EXPOSE")
