@@ -6,6 +6,7 @@ import contextlib
 import logging
 import threading
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,9 +16,11 @@ from torch import Tensor
 from wise_atta.stream import Inputs, leaves, tree_map
 
 _log = logging.getLogger("wise_atta.graphs")
-# Batches of one shape, one after the other, before their shape is worth a graph; and runs before one is recorded.
+# Forwards of one shape before it is worth a graph, and runs before one is recorded.
 _PATIENCE = 2
 _WARMUP = 3
+# Shapes that are counted at a time: where every batch has its own, nothing will come often.
+_KINDS = 32
 
 
 class Recorded(Protocol):
@@ -173,15 +176,15 @@ class _Replayed(torch.autograd.Function):
 class Graphs:
     """Records forwards of a network that come again and again in one shape, and replays them.
 
-    One plan at a time for forwards with gradients and one for those without; another shape that comes often enough
-    takes its place. A network that cannot be recorded runs as before.
+    One plan at a time for forwards with gradients and one for those without. Another shape takes its place if it comes
+    again and again while that of the plan does not come at all. A network that cannot be recorded runs as before.
     """
 
     def __init__(self, network: Network, views: Callable[[Tensor], dict[str, Tensor]]) -> None:
         self._network = network
         self._views = views
         self._plans: dict[bool, tuple[Any, Plan]] = {}
-        self._seen: dict[bool, tuple[Any, int]] = {}
+        self._seen: dict[bool, Counter[Any]] = {True: Counter(), False: Counter()}
         self._refused = False
         self._lock = threading.RLock()
 
@@ -207,14 +210,16 @@ class Graphs:
     def _plan(self, inputs: Inputs, flat: Tensor, running: Tensor | None, grad: bool) -> Plan | None:
         kind = (_shape(inputs), running is None)
         known = self._plans.get(grad)
+        others = self._seen[grad]
         if known is not None and known[0] == kind:
+            others.clear()
             return known[1]
         if self._refused:
             return None
-        before, times = self._seen.get(grad, (None, 0))
-        times = times + 1 if before == kind else 1
-        self._seen[grad] = (kind, times)
-        if times <= _PATIENCE or (known is not None and not known[1].fits()):
+        if len(others) > _KINDS:
+            others.clear()
+        others[kind] += 1
+        if others[kind] <= _PATIENCE or (known is not None and not known[1].fits()):
             return None
         # The old plan's memory is free before the new one takes its own.
         self._plans.pop(grad, None)
@@ -226,6 +231,7 @@ class Graphs:
             _log.warning("the network cannot be recorded as a CUDA graph and runs without: %s", error)
             return None
         self._plans[grad] = (kind, plan)
+        others.clear()
         return plan
 
 

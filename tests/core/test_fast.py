@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from core.count import Kernels
 from torch import Tensor, nn
 
 from wise_atta import Adapter, adapt, errors, who
+from wise_atta.graphs import Graphs
 from wise_atta.how import Entropy, Labels
 from wise_atta.model import Classifier, Forward, Version
 
@@ -262,3 +263,46 @@ def test_a_compiled_net_agrees_with_the_plain_one(method: str) -> None:
     play(plain, 4)
     play(fast, 4)
     assert moved(plain) > 1e-3 and distance(plain, fast) < 1e-4
+
+
+# -- when a shape is recorded ------------------------------------------------------------------------------------------
+
+
+class Noted:
+    """Stands in for what needs a GPU: which shapes were recorded, and which plan is in use."""
+
+    made: ClassVar[list[int]] = []
+    busy = False
+
+    def __init__(self, network: Any, views: Any, inputs: Tensor, *rest: Any) -> None:
+        self.made.append(len(inputs))
+
+    def fits(self) -> bool:
+        return not self.busy
+
+    def replay(self, inputs: Tensor, flat: Tensor, running: None) -> tuple[Tensor, Tensor, list[Tensor]]:
+        return inputs, inputs, []
+
+    recorded = None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "made"),
+    [
+        ([8, 8, 8, 8], [8]),
+        ([8, 5, 8, 7, 8, 5, 8, 5, 8, 5], [8]),
+        ([8, 8, 8, 3], [8]),
+        ([8, 8, 8, 4, 4, 4, 4], [8, 4]),
+        ([8, 4, 3, 2, 1], []),
+    ],
+    ids=["one size", "views of some samples", "a last partial batch", "another size for good", "no size twice"],
+)
+def test_the_shape_that_comes_again_is_recorded(
+    sizes: list[int], made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wise_atta.graphs.Plan", Noted)
+    monkeypatch.setattr(Noted, "made", [])
+    graphs = Graphs(lambda *given: None, lambda flat: {})
+    ran = [graphs.run(torch.zeros(n, 2), torch.zeros(1), None, False) is not None for n in sizes]
+    assert Noted.made == made
+    assert ran[:2] == [False, False] and any(ran) == bool(made)
