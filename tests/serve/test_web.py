@@ -228,6 +228,13 @@ def test_a_full_queue_answers_429_with_a_time(tmp_path: Path) -> None:
         post(client, 2)
 
 
+def test_a_service_that_stops_says_so(tmp_path: Path) -> None:
+    with running(tmp_path) as (client, service):
+        service.close()
+        assert client.get("/readyz").status_code == 503
+        assert client.post("/predict", content=npy(2), headers=NPY).status_code == 503
+
+
 def test_metrics_tell_what_happened(tmp_path: Path) -> None:
     with running(tmp_path) as (client, service):
         for number in range(5):

@@ -30,7 +30,7 @@ from wise_atta import errors
 from wise_atta.serve import api, people
 from wise_atta.serve import ledger as db
 from wise_atta.serve.auth import Buckets, Caller, Gate
-from wise_atta.serve.batcher import Full, Job
+from wise_atta.serve.batcher import Full, Job, Stopping
 from wise_atta.serve.intake import Sample, TooLarge, to_png
 from wise_atta.serve.ledger import Notice, Question, Reply
 from wise_atta.serve.metrics import Metrics
@@ -46,6 +46,7 @@ _log = logging.getLogger("wise_atta.serve")
 PAGES = Path(__file__).parent / "pages"
 _STATUS: list[tuple[type[Exception], int]] = [
     (TooLarge, 413),
+    (Stopping, 503),
     (people.Gone, 410),
     (errors.UnknownQuery, 404),
     (errors.UnknownName, 404),

@@ -23,6 +23,10 @@ class Full(errors.WiseAttaError):
         self.after = after
 
 
+class Stopping(errors.WiseAttaError):
+    """No more requests are taken."""
+
+
 @dataclass(eq=False)
 class Reply:
     """What a request gets: probabilities [n, C] and the version of the weights that gave them."""
@@ -86,7 +90,7 @@ class Batcher:
         count = len(job.samples)
         with self._more:
             if self._closed:
-                raise errors.BadInput("the service is stopping: try again later")
+                raise Stopping("the service is stopping: try again later")
             if self.under_way + count > self.max_queue:
                 raise Full(max(1.0, self._pace * self.under_way))
             self.under_way += count
