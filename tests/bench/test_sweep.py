@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -223,18 +225,34 @@ def test_a_run_whose_process_always_dies_is_given_up_and_harms_no_other(
     assert isinstance(seen[good[0].digest], dict)
 
 
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs ray: pip install 'wise-atta[ray]'"
+)
+
+
+@needs_ray
 @pytest.mark.heavy
 @pytest.mark.ray
 @pytest.mark.timeout(180)
 def test_on_a_ray_cluster_a_killed_worker_s_run_is_taken_up_again_and_tables_are_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="needs ray: pip install 'wise-atta[ray]'")
     runs = expand(LONG)
     expected = sweep(runs, Places(tmp_path / "inline"))
     ended = kill_one(tmp_path / "ray")
-    found = sweep(runs, Places(tmp_path / "ray"), engine="ray", jobs=2, checkpoint=8)
+    addresses = []
+
+    def look(experiment: Experiment, result: object) -> None:
+        addresses.append(sys.modules["ray"].nodes()[0]["NodeManagerAddress"])
+
+    found = sweep(runs, Places(tmp_path / "ray"), engine="ray", jobs=2, checkpoint=8, report=look)
     assert ended(), "every run was over before it could be killed"
+    assert addresses == ["127.0.0.1", "127.0.0.1"], "a cluster for one machine is not to be reached from another"
     assert table(found) == table(expected)
     check_nothing_twice(tmp_path / "ray", expected)
+
+
+def test_a_cluster_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(errors.DataError, match=r"no Ray cluster at 127\.0\.0\.1:9"):
+        sweep(expand({**GRID, "seed": 0}), Places(tmp_path), engine="ray", address="127.0.0.1:9")
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -198,6 +199,12 @@ def ray(jobs: Sequence[Job], count: int, address: str | None = None) -> Iterator
     address
         Such as `auto` or `10.0.0.1:6379`.
     """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if address is not None:
+        _knock(address)
+    else:
+        # Ray reads this when it is imported, and then listens on the loopback address alone, on every system.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     try:
         import ray as cluster
     except ModuleNotFoundError as error:
@@ -205,10 +212,10 @@ def ray(jobs: Sequence[Job], count: int, address: str | None = None) -> Iterator
     ours = not cluster.is_initialized()
     if ours:
         _connect(cluster, count, address)
+    running: dict[Any, Job] = {}
     try:
         have = cluster.cluster_resources().get("GPU", 0)
         task = cluster.remote(max_retries=RETRIES)(_remote)
-        running = {}
         for job in jobs:
             wants_gpu = have and job.experiment.device != "cpu"
             share = min(1.0, have / count) if wants_gpu and address is None else float(bool(wants_gpu))
@@ -227,21 +234,31 @@ def ray(jobs: Sequence[Job], count: int, address: str | None = None) -> Iterator
                     result = errors.WiseAttaError(f"{job.experiment.name} was lost by the cluster: {error}")
                 yield job, result
     finally:
+        for reference in running:
+            cluster.cancel(reference)
         if ours:
             cluster.shutdown()
 
 
 def _connect(cluster: Any, count: int, address: str | None) -> None:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if address is not None:
             cluster.init(address=address, **quiet)
         else:
-            # Nothing of a cluster for one machine is reachable from another.
             cluster.init(num_cpus=count, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise errors.DataError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
+
+
+def _knock(address: str, seconds: float = 10) -> None:
+    """Refuse an address where nobody listens: Ray itself would go on trying for minutes."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), timeout=seconds).close()
+        except OSError as error:
+            raise errors.DataError(f"no Ray cluster at {address}: {error}") from error
 
 
 def _absolute(job: Job) -> Job:
