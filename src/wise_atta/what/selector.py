@@ -40,8 +40,10 @@ class Selector:
     def pick(self, view: View, k: int = 1) -> list[int]:
         """The k samples to ask for, best first; all of them if the batch is smaller."""
         check_count(k)
-        scores = self.scores(view).double().cpu().numpy()
+        found = self.scores(view)
+        # The order is drawn while a device still computes the scores.
         shuffled = self.shuffled(view)
+        scores = found.double().cpu().numpy()
         ranked = shuffled[np.argsort(-scores[shuffled], kind="stable")]
         if not self.balance:
             return [int(i) for i in ranked[:k]]
