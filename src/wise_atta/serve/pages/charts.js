@@ -15,8 +15,8 @@ function ticks(low, high, about = 3) {
   const unit = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((factor) => factor * unit).find((size) => size >= rough * 0.999);
   const found = [];
-  for (let value = Math.floor(low / step) * step; value < high + step * 0.999; value += step) found.push(Number(value.toPrecision(10)));
-  return found;
+  for (let value = Math.floor(low / step) * step; value < high + step * 0.999; value += step) found.push(value);
+  return found.map((value) => Number(value.toPrecision(10)));
 }
 
 // Powers of ten around some values, five at most.
@@ -68,36 +68,40 @@ export class Chart {
     const floor = marks[0];
     const ceiling = data.ceiling ?? marks.at(-1);
     const scale = data.log ? Math.log10 : (value) => value;
-    const height = (value) => (scale(Math.min(Math.max(value, floor), ceiling)) - scale(floor)) / (scale(ceiling) - scale(floor));
+    const clamp = (value) => Math.min(Math.max(value, floor), ceiling);
+    const height = (value) => (scale(clamp(value)) - scale(floor)) / (scale(ceiling) - scale(floor));
     this.x = (at) => LEFT + ((at - data.from) / (data.to - data.from)) * (width - LEFT - RIGHT);
     this.y = (value) => HEIGHT - BOTTOM - height(value) * (HEIGHT - TOP - BOTTOM);
     this.width = width;
     const parts = [];
+    const text = (cls, x, y, anchor, words) => parts.push(svg("text", { class: cls, x, y, "text-anchor": anchor }, words));
+    const upright = (cls, at) => svg("line", { class: cls, x1: at, x2: at, y1: TOP, y2: HEIGHT - BOTTOM });
     for (const mark of marks) {
       if (mark > ceiling * 1.0001) continue;
       parts.push(svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: this.y(mark), y2: this.y(mark) }));
-      if (some) parts.push(svg("text", { class: "axis", x: LEFT - 8, y: this.y(mark) + 4, "text-anchor": "end" }, this.format(mark)));
+      if (some) text("axis", LEFT - 8, this.y(mark) + 4, "end", this.format(mark));
     }
     const span = data.to - data.from;
     const step = TIMES.find((size) => span / size <= Math.max(2, width / 110)) ?? 86400;
     const zone = new Date(data.to * 1000).getTimezoneOffset() * 60;
     for (let at = Math.ceil((data.from - zone) / step) * step + zone; at <= data.to; at += step) {
-      if (this.x(at) > LEFT + 18 && this.x(at) < width - 24) {
-        parts.push(svg("text", { class: "axis", x: this.x(at), y: HEIGHT - 5, "text-anchor": "middle" }, clockOf(at, span)));
-      }
+      if (this.x(at) > LEFT + 18 && this.x(at) < width - 24) text("axis", this.x(at), HEIGHT - 5, "middle", clockOf(at, span));
     }
     for (const series of data.series) parts.push(...this.shape(series, data));
     for (const mark of data.marks ?? []) {
       if (mark.at < data.from || mark.at > data.to) continue;
-      parts.push(svg("line", { class: `mark ${mark.kind}`, x1: this.x(mark.at), x2: this.x(mark.at), y1: TOP, y2: HEIGHT - BOTTOM }));
+      parts.push(upright(`mark ${mark.kind}`, this.x(mark.at)));
     }
-    if (!some) parts.push(svg("text", { class: "none", x: width / 2, y: HEIGHT / 2, "text-anchor": "middle" }, data.empty ?? "nothing yet"));
-    this.cross = svg("line", { class: "cross", y1: TOP, y2: HEIGHT - BOTTOM, x1: 0, x2: 0, visibility: "hidden" });
+    const empty = data.empty ?? "nothing yet";
+    if (!some) text("none", width / 2, HEIGHT / 2, "middle", empty);
+    this.cross = upright("cross", 0);
+    this.cross.setAttribute("visibility", "hidden");
     this.plot.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     this.plot.setAttribute("width", width);
     this.plot.replaceChildren(...parts, this.cross);
     this.value.textContent = data.value ?? "";
-    this.plot.setAttribute("aria-label", `${this.title}: ${some ? data.value || "see the points with the arrow keys" : data.empty ?? "nothing yet"}`);
+    const summary = some ? data.value || "go through the points with the arrow keys" : empty;
+    this.plot.setAttribute("aria-label", `${this.title}: ${summary}`);
     if (data.legend !== false && data.series.length > 1 && !data.legendNode) {
       this.legend.replaceChildren(...data.series.map((series) => el("li", {}, el("i", { class: series.cls }), series.name)));
     }
@@ -121,17 +125,18 @@ export class Chart {
     const { x, y } = this;
     if (kind === "bars") {
       const wide = Math.max(1, x(size) - x(0) - 1);
-      return points.filter((p) => p.y > 0).map((p) => svg("rect", {
-        class: `bars ${cls}`, x: x(p.x), width: wide, y: y(p.y + (p.y0 ?? 0)), height: Math.max(1, y(p.y0 ?? 0) - y(p.y + (p.y0 ?? 0))),
-      }));
+      return points.filter((p) => p.y > 0).map((p) => {
+        const [head, foot] = [y(p.y + (p.y0 ?? 0)), y(p.y0 ?? 0)];
+        return svg("rect", { class: `bars ${cls}`, x: x(p.x), width: wide, y: head, height: Math.max(1, foot - head) });
+      });
     }
     if (kind === "dots") return points.map((p) => svg("circle", { class: `dots ${cls}`, cx: x(p.x), cy: y(p.y), r: 2.6 }));
     const shapes = [];
     for (const run of this.runs(points, kind === "step" ? Infinity : gap)) {
       if (kind === "band") {
         const edge = [...run.map((p) => [x(p.x), y(p.high)]), ...run.map((p) => [x(p.x), y(p.low)]).reverse()];
-        if (run.length > 1) shapes.push(svg("path", { class: `band ${cls}`, d: `${path(edge)}Z` }));
-        else shapes.push(svg("line", { class: `line ${cls}`, x1: x(run[0].x), x2: x(run[0].x), y1: y(run[0].low), y2: y(run[0].high) }));
+        // A single point has no width.
+        shapes.push(svg("path", { class: `${run.length > 1 ? "band" : "line"} ${cls}`, d: `${path(edge)}Z` }));
         continue;
       }
       const line = [];
@@ -140,10 +145,10 @@ export class Chart {
         line.push([x(p.x), y(p.y)]);
       }
       if (kind === "step") line.push([x(to), y(run.at(-1).y)]);
-      if (run.length === 1 && kind !== "step") shapes.push(svg("circle", { class: `dots ${cls}`, cx: line[0][0], cy: line[0][1], r: 2 }));
+      if (line.length === 1) shapes.push(svg("circle", { class: `dots ${cls}`, cx: line[0][0], cy: line[0][1], r: 2 }));
       if (cls.includes("filled")) {
-        const base = HEIGHT - BOTTOM;
-        shapes.push(svg("path", { class: `fill ${cls}`, d: `${path([[line[0][0], base], ...line, [line.at(-1)[0], base]])}Z` }));
+        const edge = [[line[0][0], HEIGHT - BOTTOM], ...line, [line.at(-1)[0], HEIGHT - BOTTOM]];
+        shapes.push(svg("path", { class: `fill ${cls}`, d: `${path(edge)}Z` }));
       }
       shapes.push(svg("path", { class: `line ${cls}`, d: path(line) }));
     }
@@ -160,14 +165,14 @@ export class Chart {
       const best = line.points.reduce((a, b) => (a === null || Math.abs(b.x - at) < Math.abs(a.x - at) ? b : a), null);
       if (best === null) continue;
       if (near === null || Math.abs(best.x - at) < Math.abs(near - at)) near = best.x;
-      const text = line.kind === "band" && best.y === undefined ? `${this.format(best.low)} – ${this.format(best.high)}` : this.format(best.y, true);
+      const text = best.y === undefined ? `${this.format(best.low)} – ${this.format(best.high)}` : this.format(best.y);
       rows.push({ x: best.x, row: el("div", {}, el("i", { class: line.cls }), line.name, el("b", {}, text)) });
     }
     if (near === null) return;
     this.hover = place;
     const node = rows.filter((row) => Math.abs(row.x - near) < (to - from) / 50).map((row) => row.row);
     const event = (this.data.marks ?? []).find((mark) => Math.abs(this.x(mark.at) - place) < 6);
-    this.tip.replaceChildren(el("time", {}, clockOf(near, 1)), ...node, event ? el("div", { class: `event ${event.kind}` }, event.text) : "");
+    this.tip.replaceChildren(el("time", {}, clockOf(near, 1)), ...node, event ? el("div", { class: "event" }, event.text) : "");
     this.tip.hidden = false;
     const left = this.x(near);
     this.tip.style.left = `${Math.min(Math.max(left + 12, 0), this.width - this.tip.offsetWidth)}px`;
@@ -182,7 +187,8 @@ export class Chart {
     event.preventDefault();
     const next = (this.hover ?? this.width - RIGHT) + way * 12;
     this.point(Math.min(Math.max(next, LEFT), this.width - RIGHT));
-    this.plot.setAttribute("aria-label", `${this.title}, ${[...this.tip.children].map((node) => node.textContent).join(", ")}`);
+    const words = [...this.tip.children].map((node) => node.textContent);
+    this.plot.setAttribute("aria-label", [this.title, ...words].join(", "));
   }
 
   hide() {

@@ -24,11 +24,16 @@ async function refresh() {
   const at = `/streams/${encodeURIComponent(stream)}`;
   const since = points.at(-1)?.at ?? 0;
   const [status, fresh, given, events] = await Promise.all([
-    get(at), get(`${at}/history?step=${step}&since=${since}`), get(`${at}/labels?since=${labels.at(-1)?.at ?? 0}`), get("/notices?limit=200"),
+    get(at),
+    get(`${at}/history?step=${step}&since=${since}`),
+    get(`${at}/labels?since=${labels.at(-1)?.at ?? 0}`),
+    get("/notices?limit=200"),
   ]);
   // Another stream or another range was chosen meanwhile.
   if (turn !== round) return;
-  points = [...points.filter((point) => !fresh.length || point.at < fresh[0].at), ...fresh].filter((point) => point.at > status.now - SPANS[step]);
+  // The last step was not over when it was fetched.
+  const old = points.filter((point) => !fresh.length || point.at < fresh[0].at);
+  points = [...old, ...fresh].filter((point) => point.at > status.now - SPANS[step]);
   labels = [...labels, ...given].slice(-1000);
   notices = events.filter((notice) => notice.stream === stream || notice.stream === null);
   show(status);
@@ -85,7 +90,8 @@ const small = (text) => el("small", {}, text);
 
 function glance(status) {
   const left = Math.max(status.allowed - status.spent, 0);
-  const budget = tile("budget", [count(status.spent), small(` of ${count(status.allowed)}`)], `${many(left, "label")} left to ask · ${+(100 * status.ratio).toPrecision(3)} per 100 pictures`);
+  const rule = `${many(left, "label")} left to ask · ${+(100 * status.ratio).toPrecision(3)} per 100 pictures`;
+  const budget = tile("budget", [count(status.spent), small(` of ${count(status.allowed)}`)], rule);
   budget.querySelector("i").style.width = status.allowed ? `${Math.min(100, (100 * status.spent) / status.allowed)}%` : "0";
 
   accuracy(status);
@@ -93,27 +99,34 @@ function glance(status) {
   const recent = points.filter((point) => point.at > status.now - Math.max(10, 2 * step));
   const seconds = recent.length ? Math.max(status.now - recent[0].at, 1) : 1;
   const rate = recent.reduce((sum, point) => sum + point.pictures, 0) / seconds;
-  tile("requests", rate >= 100 ? count(Math.round(rate)) : rate.toFixed(1), `${many(status.pictures, "picture")} in ${many(status.requests, "request")} since the start`);
+  const sum = `${many(status.pictures, "picture")} in ${many(status.requests, "request")} since the start`;
+  tile("requests", rate >= 100 ? whole(rate) : rate.toFixed(1), sum);
 
   const { latency } = status;
   if (latency) tile("latency", duration(latency.p50_s), `99 of 100 requests within ${duration(latency.p99_s)}`);
   else tile("latency", "–", "no requests in the last five minutes");
 
   const open = status.questions.open ?? 0;
-  tile("age", status.label_age_s === null ? "–" : duration(status.label_age_s), open ? [el("a", { href: "/label" }, `${many(open, "question")} open`), `, the oldest for ${duration(status.oldest_open_s)}`] : "no question is open");
+  const link = el("a", { href: "/label" }, `${many(open, "question")} open`);
+  const waiting = open ? [link, `, the oldest for ${duration(status.oldest_open_s)}`] : "no question is open";
+  tile("age", status.label_age_s === null ? "–" : duration(status.label_age_s), waiting);
 
   const share = status.batches ? status.skipped / status.batches : 0;
-  tile("learning", count(status.skipped), `${count(status.learned)} learned, ${status.waiting} waiting${status.failed ? `, ${count(status.failed)} failed` : ""}`, share > 0.05 ? "warn" : "");
+  const failures = status.failed ? `, ${count(status.failed)} failed` : "";
+  const others = `${count(status.learned)} learned, ${status.waiting} waiting${failures}`;
+  tile("learning", count(status.skipped), others, share > 0.05 ? "warn" : "");
 }
 
 function accuracy({ audit, accuracy: found, recent }) {
   if (!audit) {
-    tile("accuracy", "not measured", ["Start with ", el("code", {}, "--audit 0.1"), ": a tenth of the labels then goes to pictures drawn by chance."], "none");
+    const why = ": a tenth of the labels then goes to pictures drawn by chance.";
+    tile("accuracy", "not measured", ["Start with ", el("code", {}, "--audit 0.1"), why], "none");
   } else if (!found) {
     tile("accuracy", "–", "No audit question has an answer yet. They are among those to label.", "none");
   } else {
     const latest = found.total > recent.total ? ` · the latest ${recent.total}: ${percent(recent.share)}` : "";
-    const node = tile("accuracy", percent(found.share), `${percent(found.low)} – ${percent(found.high)} from ${many(found.total, "audited picture")}${latest}`);
+    const interval = `${percent(found.low)} – ${percent(found.high)} from ${many(found.total, "audited picture")}`;
+    const node = tile("accuracy", percent(found.share), interval + latest);
     const [span, dot] = node.querySelectorAll("i, b");
     span.style.left = `${100 * found.low}%`;
     span.style.width = `${100 * (found.high - found.low)}%`;
@@ -124,19 +137,24 @@ function accuracy({ audit, accuracy: found, recent }) {
 // ---- over time -----------------------------------------------------------------------------------------------------
 
 const whole = (value) => count(Math.round(value));
+const share = (value) => percent(value, 0);
+const rounded = (digits) => (value) => String(+value.toPrecision(digits));
+
+const chart = (id, title, hint, format, kind) => new Chart({ id: `chart-${id}`, title, hint, format, kind });
 const charts = {
-  budget: new Chart({ id: "chart-budget", title: "Budget", hint: "labels asked for, and how many were allowed", format: whole }),
-  accuracy: new Chart({ id: "chart-accuracy", title: "Accuracy", hint: `of the latest ${WINDOW} audited pictures, with its 95 % interval`, format: (value) => percent(value, 0) }),
-  age: new Chart({ id: "chart-age", title: "Time to a label", hint: "from question to answer, each label a dot", format: duration }),
-  classes: new Chart({ id: "chart-classes", title: "Predicted classes", hint: "share of the predictions", format: (value) => percent(value, 0), kind: "wide" }),
-  pictures: new Chart({ id: "chart-pictures", title: "Pictures per second", hint: "predicted", format: (value) => (value < 10 ? String(+value.toFixed(1)) : whole(value)) }),
-  latency: new Chart({ id: "chart-latency", title: "Time to answer", hint: "of a request, within the service", format: duration }),
-  updates: new Chart({ id: "chart-updates", title: "Updates", hint: "micro-batches learned and skipped", format: whole }),
-  entropy: new Chart({ id: "chart-entropy", title: "Entropy", hint: "of the predictions, mean, in nats", format: (value) => String(+value.toFixed(3)) }),
-  drift: new Chart({ id: "chart-drift", title: "Drift", hint: "distance of the adapted weights from the source, relative", format: (value) => (value === 0 ? "0" : String(+value.toPrecision(2))) }),
+  budget: chart("budget", "Budget", "labels asked for, and how many were allowed", whole),
+  accuracy: chart("accuracy", "Accuracy", `of the latest ${WINDOW} audited pictures, with its 95 % interval`, share),
+  age: chart("age", "Time to a label", "from question to answer, each label a dot", duration),
+  classes: chart("classes", "Predicted classes", "share of the predictions", share, "wide"),
+  pictures: chart("pictures", "Pictures per second", "predicted", rounded(3)),
+  latency: chart("latency", "Time to answer", "of a request, within the service", duration),
+  updates: chart("updates", "Updates", "micro-batches learned and skipped", whole),
+  entropy: chart("entropy", "Entropy", "of the predictions, mean, in nats", rounded(3)),
+  drift: chart("drift", "Drift", "distance of the adapted weights from the source, relative", rounded(2)),
 };
 
-const card = (id, title, hint, body, kind = "") => el("section", { class: `card ${kind}`, id }, el("h2", {}, title), el("p", { class: "hint" }, hint), body);
+const card = (id, title, hint, body) =>
+  el("section", { class: "card", id }, el("h2", {}, title), el("p", { class: "hint" }, hint), body);
 const states = el("ul", { class: "rows" });
 const events = el("ol", { class: "events" });
 
@@ -151,7 +169,8 @@ function show(status) {
   $("state").hidden = true;
   $("board").hidden = false;
   $("title").textContent = status.stream;
-  $("about").textContent = `${status.method} · up for ${duration(status.now - status.started)} · ${many(classes.length, "class", "classes")}`;
+  const about = [status.method, `up for ${duration(status.now - status.started)}`, many(classes.length, "class", "classes")];
+  $("about").textContent = about.join(" · ");
   glance(status);
   const first = Math.min(points[0]?.at ?? status.now, labels[0]?.at ?? status.now);
   const earliest = Math.max(status.now - SPANS[step], Math.min(first, status.now - 30 * step));
@@ -159,40 +178,75 @@ function show(status) {
   const from = Math.floor(earliest / size) * size;
   const base = { from, to: status.now, gap: Math.max(3 * size, 3 * step), marks: notices.map(mark) };
   const bins = gather(points, size);
-  const known = points.filter((point) => point.allowed !== null);
-  const line = (key) => points.filter((point) => point[key] !== null).map((point) => ({ x: point.at, y: point[key] }));
-
-  charts.budget.draw({
-    ...base, least: 4, value: `${count(status.spent)} of ${count(status.allowed)}`,
-    series: [
-      { name: "allowed", kind: "step", cls: "k-quiet", points: [...known.map((p) => ({ x: p.at, y: p.allowed })), ...(known.length ? [{ x: status.now, y: status.allowed }] : [])] },
-      { name: "asked for", kind: "step", cls: "k-accent filled", points: [...known.map((p) => ({ x: p.at, y: p.spent })), ...(known.length ? [{ x: status.now, y: status.spent }] : [])] },
-    ],
-  });
+  drawBudget(base, status);
   drawAccuracy(base, status);
-  const ages = labels.filter((label) => label.at >= from);
-  charts.age.draw({
-    ...base, log: true, value: status.label_age_s === null ? "" : `${duration(status.label_age_s)} on average`, empty: "no label in this time", legend: false,
-    series: [{ name: "age", kind: "dots", cls: "k-accent", points: ages.map((label) => ({ x: label.at, y: label.age_s })) }],
-  });
+  drawAges(base, status);
   drawClasses(base, bins);
-  charts.pictures.draw({ ...base, least: 1, value: "", series: [{ name: "pictures/s", kind: "bars", cls: "k-accent", size, points: bins.map((bin) => ({ x: bin.at, y: bin.pictures / Math.min(size, Math.max(status.now - bin.at, step)) })) }] });
-  charts.latency.draw({
-    ...base, log: true, value: status.latency ? `${duration(status.latency.p50_s)} / ${duration(status.latency.p99_s)}` : "",
-    series: [{ name: "99 of 100", kind: "line", cls: "k-quiet", points: line("p99_s") }, { name: "median", kind: "line", cls: "k-accent", points: line("p50_s") }],
-  });
-  charts.updates.draw({
-    ...base, least: 1, value: `${count(status.skipped)} skipped`,
-    series: [
-      { name: "learned", kind: "bars", cls: "k-accent", size, points: bins.map((bin) => ({ x: bin.at, y: bin.learned })) },
-      { name: "skipped", kind: "bars", cls: "k-warn", size, points: bins.map((bin) => ({ x: bin.at, y: bin.skipped, y0: bin.learned, high: bin.skipped + bin.learned })) },
-    ],
-  });
-  const entropy = bins.filter((bin) => bin.pictures).map((bin) => ({ x: bin.at + size / 2, y: bin.entropy / bin.pictures })).filter((p) => p.x <= status.now);
-  charts.entropy.draw({ ...base, least: 0.05, value: entropy.length ? entropy.at(-1).y.toFixed(3) : "", series: [{ name: "entropy", kind: "line", cls: "k-accent", points: entropy }] });
-  charts.drift.draw({ ...base, least: 1e-3, value: status.drift.toPrecision(2), series: [{ name: "drift", kind: "line", cls: "k-accent", points: line("drift") }] });
+  drawTraffic(base, status, bins, size);
+  drawModel(base, status, bins, size);
   drawStates(status);
   drawEvents(status.now);
+}
+
+const line = (key) => points.filter((point) => point[key] !== null).map((point) => ({ x: point.at, y: point[key] }));
+
+function drawBudget(base, { spent, allowed }) {
+  const until = (list, y) => (list.length ? [...list, { x: base.to, y }] : []);
+  charts.budget.draw({
+    ...base, least: 4, value: `${count(spent)} of ${count(allowed)}`,
+    series: [
+      { name: "allowed", kind: "step", cls: "k-quiet", points: until(line("allowed"), allowed) },
+      { name: "asked for", kind: "step", cls: "k-accent filled", points: until(line("spent"), spent) },
+    ],
+  });
+}
+
+function drawAges(base, { label_age_s: mean }) {
+  const list = labels.filter((label) => label.at >= base.from).map((label) => ({ x: label.at, y: label.age_s }));
+  charts.age.draw({
+    ...base, log: true, legend: false, empty: "no label in this time",
+    value: mean === null ? "" : `${duration(mean)} on average`,
+    series: [{ name: "age", kind: "dots", cls: "k-accent", points: list }],
+  });
+}
+
+function drawTraffic(base, { now, skipped, latency }, bins, size) {
+  // The last bin is not over yet.
+  const rates = bins.map((bin) => ({ x: bin.at, y: bin.pictures / Math.min(size, Math.max(now - bin.at, step)) }));
+  charts.pictures.draw({
+    ...base, least: 1,
+    series: [{ name: "pictures/s", kind: "bars", cls: "k-accent", size, points: rates }],
+  });
+  charts.latency.draw({
+    ...base, log: true, value: latency ? `${duration(latency.p50_s)} / ${duration(latency.p99_s)}` : "",
+    series: [
+      { name: "99 of 100", kind: "line", cls: "k-quiet", points: line("p99_s") },
+      { name: "median", kind: "line", cls: "k-accent", points: line("p50_s") },
+    ],
+  });
+  const learned = bins.map((bin) => ({ x: bin.at, y: bin.learned }));
+  const passed = bins.map((bin) => ({ x: bin.at, y: bin.skipped, y0: bin.learned, high: bin.skipped + bin.learned }));
+  charts.updates.draw({
+    ...base, least: 1, value: `${count(skipped)} skipped`,
+    series: [
+      { name: "learned", kind: "bars", cls: "k-accent", size, points: learned },
+      { name: "skipped", kind: "bars", cls: "k-warn", size, points: passed },
+    ],
+  });
+}
+
+function drawModel(base, { drift }, bins, size) {
+  const entropy = bins.filter((bin) => bin.pictures).map((bin) => ({
+    x: Math.min(bin.at + size / 2, base.to), y: bin.entropy / bin.pictures,
+  }));
+  charts.entropy.draw({
+    ...base, least: 0.05, value: entropy.at(-1)?.y.toFixed(3),
+    series: [{ name: "entropy", kind: "line", cls: "k-accent", points: entropy }],
+  });
+  charts.drift.draw({
+    ...base, least: 1e-3, value: drift.toPrecision(2),
+    series: [{ name: "drift", kind: "line", cls: "k-accent", points: line("drift") }],
+  });
 }
 
 function binSize(about) {
@@ -216,31 +270,35 @@ function gather(list, size) {
 
 function drawClasses(base, bins) {
   const totals = {};
-  for (const bin of bins) for (const [label, number] of Object.entries(bin.classes)) totals[label] = (totals[label] ?? 0) + number;
+  for (const [label, number] of bins.flatMap((bin) => Object.entries(bin.classes))) {
+    totals[label] = (totals[label] ?? 0) + number;
+  }
   const all = bins.reduce((sum, bin) => sum + bin.pictures, 0);
   const best = Object.keys(totals).sort((a, b) => totals[b] - totals[a] || a - b).slice(0, NAMED);
   const named = best.map(Number).sort((a, b) => a - b);
   const filled = bins.filter((bin) => bin.pictures);
   const low = new Map(filled.map((bin) => [bin, 0]));
-  const layer = (name, cls, share) => ({
+  const layer = (name, cls, partOf) => ({
     name, cls, kind: "band",
     points: filled.map((bin) => {
       const from = low.get(bin);
-      const part = share(bin);
+      const part = partOf(bin);
       low.set(bin, from + part);
       return { x: bin.at, y: part, low: from, high: from + part };
     }),
   });
-  const series = named.map((label, place) => layer(classes[label] ?? String(label), `c${place}`, (bin) => (bin.classes[label] ?? 0) / bin.pictures));
+  const series = named.map((label, place) =>
+    layer(classes[label], `c${place}`, (bin) => (bin.classes[label] ?? 0) / bin.pictures));
   if (Object.keys(totals).length > named.length || filled.some((bin) => 1 - low.get(bin) > 1e-6)) {
     series.push(layer("others", "c-rest", (bin) => Math.max(1 - low.get(bin), 0)));
   }
   const rows = best.map((label) => {
     const meter = el("i", { class: `c${named.indexOf(Number(label))}` });
     meter.style.width = `${(100 * totals[label]) / totals[best[0]]}%`;
-    return el("li", {}, el("span", { class: "name" }, classes[label] ?? label), el("span", { class: "track" }, meter), el("b", {}, percent(totals[label] / all, 0)));
+    const name = el("span", { class: "name", title: classes[label] }, classes[label]);
+    return el("li", {}, name, el("span", { class: "track" }, meter), el("b", {}, share(totals[label] / all)));
   });
-  charts.classes.draw({ ...base, ceiling: 1, value: "", series, legendNode: rows });
+  charts.classes.draw({ ...base, ceiling: 1, series, legendNode: rows });
 }
 
 function wilson(right, total) {
@@ -267,15 +325,15 @@ function drawAccuracy(base, { audit, accuracy: found }) {
     empty: audit ? "no audit question was answered in this time" : "not measured: start with --audit 0.1",
     series: [
       { name: "95 % interval", kind: "band", cls: "k-accent soft", points: list.map(({ x, low, high }) => ({ x, low, high })) },
-      { name: "accuracy", kind: "line", cls: "k-accent", points: list.map(({ x, y }) => ({ x, y })) },
+      { name: "accuracy", kind: "line", cls: "k-accent", points: list },
     ],
   });
 }
 
 const STATES = [
   ["open", "open", "c1"], ["held", "held for review", "c3"], ["answered", "answered, learned with the next batch", "c6"],
-  ["learned", "answered and learned", "c2"], ["measured", "answered for the audit", "c0"], ["cant_tell", "nobody can tell", "c7"],
-  ["expired", "expired", "c-rest"],
+  ["learned", "answered and learned", "c2"], ["measured", "answered for the audit", "c0"],
+  ["cant_tell", "nobody can tell", "c7"], ["expired", "expired", "c-rest"],
 ];
 
 function drawStates({ questions: found, accuracy: audit }) {
@@ -286,7 +344,8 @@ function drawStates({ questions: found, accuracy: audit }) {
   states.replaceChildren(...STATES.filter(([key]) => questions[key]).map(([key, text, cls]) => {
     const meter = el("i", { class: cls });
     meter.style.width = `${(100 * questions[key]) / most}%`;
-    return el("li", {}, el("span", { class: "name" }, text), el("b", {}, count(questions[key])), el("span", { class: "track" }, meter));
+    const track = el("span", { class: "track" }, meter);
+    return el("li", {}, el("span", { class: "name" }, text), el("b", {}, count(questions[key])), track);
   }));
   if (!states.children.length) states.append(el("li", { class: "muted" }, "No question was asked yet."));
 }
@@ -304,10 +363,12 @@ const told = (notice) => EVENTS[notice.kind]?.(notice.body) ?? notice.kind;
 const mark = (notice) => ({ at: notice.at, kind: notice.kind, text: told(notice) });
 
 function drawEvents(now) {
-  const rows = notices.slice(0, 50).map((notice) => el(
-    "li", { class: notice.kind }, el("span", {}, told(notice)),
-    el("time", { datetime: new Date(notice.at * 1000).toISOString(), title: new Date(notice.at * 1000).toLocaleString() }, `${duration(Math.max(now - notice.at, 0.01))} ago`),
-  ));
+  const rows = notices.slice(0, 50).map((notice) => {
+    const at = new Date(notice.at * 1000);
+    const ago = `${duration(Math.max(now - notice.at, 0.01))} ago`;
+    const time = el("time", { datetime: at.toISOString(), title: at.toLocaleString() }, ago);
+    return el("li", { class: notice.kind }, el("span", {}, told(notice)), time);
+  });
   events.replaceChildren(...(rows.length ? rows : [el("li", {}, "Nothing happened yet.")]));
 }
 
@@ -319,12 +380,12 @@ async function begin() {
     const found = await get("/streams");
     $("stream").replaceChildren(...found.map((item) => el("option", { value: item.stream }, item.stream)));
     $("stream-pick").hidden = found.length < 2;
-    const wanted = decodeURIComponent(location.hash.slice(1));
-    stream = found.some((item) => item.stream === wanted) ? wanted : found[0].stream;
+    stream = (found.find((item) => location.hash === `#${encodeURIComponent(item.stream)}`) ?? found[0]).stream;
     $("stream").value = stream;
   } catch (error) {
     failed(error);
-    $("state-text").textContent = error instanceof Refused ? `${error.message}.` : "The service cannot be reached. Trying again…";
+    const silence = "The service cannot be reached. Trying again…";
+    $("state-text").textContent = error instanceof Refused ? `${error.message}.` : silence;
     $("state-button").hidden = !(error instanceof Refused && error.status === 403);
     setTimeout(begin, EVERY_MS);
     return;

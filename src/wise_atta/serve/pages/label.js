@@ -20,7 +20,7 @@ let classes = [];
 let entries = [];
 let queue = []; // questions in our hands, the first one is shown
 let outbox = []; // answers that can still be taken back, oldest first
-const sent = new Set(); // questions that are no longer ours
+const closed = new Map(); // questions that were answered, and when the service said so
 let recent = []; // labels given here, latest first
 let totals = { open: 0, spent: 0, allowed: 0 };
 let mine = 0;
@@ -32,6 +32,7 @@ let phase = "loading";
 let offline = false;
 let pollAt = 0;
 let filling = null;
+let again = false;
 let retryAt = 0;
 
 const idOf = (question) => `${question.stream}/${question.query}`;
@@ -42,6 +43,8 @@ const stream = () => $("stream").value;
 
 // Fetches questions until enough are at hand. What we hold comes first, and its lease begins anew.
 function fill() {
+  // What is under way may have asked for too few.
+  again = filling !== null;
   filling ??= (async () => {
     const limit = Math.min(outbox.length + Math.max(queue.length, AHEAD), 50);
     const wanted = stream();
@@ -54,18 +57,22 @@ function fill() {
     totals = found;
     const ids = new Set(found.queries.map(idOf));
     const lost = queue.filter((item) => !ids.has(idOf(item)) && item.lease_until <= found.now);
-    lost.forEach(drop);
+    queue = queue.filter((item) => !lost.includes(item));
     if (lost.includes(shown)) toast("That question went to somebody else.");
     const held = new Map([...queue, ...outbox.map((answer) => answer.question)].map((item) => [idOf(item), item]));
     for (const question of found.queries) {
       leaseLength = question.lease_until - found.now;
       const known = held.get(idOf(question));
       if (known) known.lease_until = question.lease_until;
-      else if (!sent.has(idOf(question)) && queue.length < AHEAD) queue.push(question);
+      // One that was answered after we asked is in this reply still; one that is open again is asked again.
+      else if (!(closed.get(idOf(question)) >= began) && queue.length < AHEAD) queue.push(question);
     }
     for (const question of queue) if (!question.image) preload(question);
     show();
-  })().catch(trouble).finally(() => { filling = null; });
+  })().catch(trouble).finally(() => {
+    filling = null;
+    if (again) fill();
+  });
   return filling;
 }
 
@@ -81,17 +88,13 @@ async function preload(question) {
     question.image = null;
     if (!(error instanceof Refused) && error.name !== "EncodingError") return trouble(error);
     // Its picture was deleted, or cannot be shown.
-    drop(question);
+    closed.set(idOf(question), Infinity);
+    queue = queue.filter((item) => item !== question);
+    if (question.url) URL.revokeObjectURL(question.url);
     toast("A picture could not be loaded and was left out.");
     return fill();
   }
   return undefined;
-}
-
-function drop(question) {
-  sent.add(idOf(question));
-  queue = queue.filter((item) => item !== question);
-  if (question.url) URL.revokeObjectURL(question.url);
 }
 
 // Gives back what we hold, so that nobody has to wait for the lease to end.
@@ -154,11 +157,11 @@ function option(item, place) {
   const meter = el("i");
   // Set as a property: the page's policy forbids styles in markup.
   meter.style.width = item.guess ? percent(item.probability, 0).replace(" ", "") : "0";
+  const kind = item.guess ? "guess" : "guess other";
   return el(
     "li", {},
     el(
-      "button",
-      { type: "button", class: item.guess ? "guess" : "guess other", "aria-keyshortcuts": place + 1, onclick: () => answer(item.label) },
+      "button", { type: "button", class: kind, "aria-keyshortcuts": place + 1, onclick: () => answer(item.label) },
       meter, el("kbd", { "aria-hidden": "true" }, place + 1), el("span", { class: "name" }, item.name),
       el("span", { class: "share" }, item.guess ? chance(item.probability) : classes.length <= KEYS ? "" : "used before"),
     ),
@@ -214,7 +217,7 @@ function toast(text, kind = "") {
 
 // ---- answering -----------------------------------------------------------------------------------------------------
 
-const spoken = (label) => (label === "skip" ? "Skipped" : label === "cant_tell" ? "Can’t tell" : `Labelled “${classes[label]}”`);
+const spoken = (label) => ({ skip: "Skipped", cant_tell: "Can’t tell" })[label] ?? `Labelled “${classes[label]}”`;
 
 function answer(label) {
   const question = queue[0];
@@ -261,7 +264,7 @@ function keep() {
 function restore() {
   for (const { stream: name, query, label } of JSON.parse(sessionStorage.getItem(OUTBOX) ?? "[]")) {
     outbox.push({ question: { stream: name, query }, label, due: 0 });
-    sent.add(`${name}/${query}`);
+    closed.set(`${name}/${query}`, Infinity);
   }
 }
 
@@ -276,7 +279,7 @@ function deliver(everything = false) {
 async function dispatch(item) {
   item.busy = true;
   const { question, label } = item;
-  sent.add(idOf(question));
+  closed.set(idOf(question), Infinity);
   try {
     // keepalive: the browser finishes this even if the page is gone.
     const body = { answers: [{ stream: question.stream, query: question.query, label }] };
@@ -295,6 +298,7 @@ async function dispatch(item) {
       toast(`${spoken(label)} did not count: ${error.message}.`, "warn");
     }
   }
+  closed.set(idOf(question), Date.now());
   if (question.url) URL.revokeObjectURL(question.url);
   outbox = outbox.filter((other) => other !== item);
   return keep();
@@ -312,7 +316,8 @@ function trouble(error) {
   offline = true;
   pollAt = Date.now() + (busy ? error.after * 1000 : RETRY_MS);
   const kept = outbox.length ? ` ${many(outbox.length, "answer")} kept here until it is back.` : "";
-  $("offline").textContent = (busy ? `The service is busy: ${error.message}.` : "The service cannot be reached. Trying again…") + kept;
+  const what = busy ? `The service is busy: ${error.message}.` : "The service cannot be reached. Trying again…";
+  $("offline").textContent = what + kept;
   $("offline").hidden = false;
   return undefined;
 }
@@ -355,7 +360,6 @@ let chosen = -1;
 
 function search() {
   matches = find(entries, $("query").value);
-  const typed = $("query").value.trim() !== "";
   const list = matches.slice(0, SHOWN).map((match, place) => el(
     "li", { id: `found-${place}`, role: "option", "aria-selected": "false", onclick: () => answer(match.label) },
     el("span", { class: "name" }, ...marked(match)),
@@ -363,7 +367,9 @@ function search() {
   $("found").replaceChildren(...list);
   $("query").setAttribute("aria-expanded", String(list.length > 0));
   const rest = matches.length - list.length;
-  $("found-count").textContent = !typed ? "" : !matches.length ? "No class is called so." : rest ? `${many(matches.length, "class", "classes")}; type on to see the other ${count(rest)}` : many(matches.length, "class", "classes");
+  const more = rest ? `; type on to see the other ${count(rest)}` : "";
+  const said = matches.length ? many(matches.length, "class", "classes") + more : "No class is called so.";
+  $("found-count").textContent = $("query").value.trim() ? said : "";
   choose(matches.length ? 0 : -1);
 }
 
@@ -404,7 +410,9 @@ function searchKey(event) {
 function key(event) {
   if (document.querySelector("dialog[open]") || event.target.matches("select, [type=checkbox]")) return;
   const typing = event.target === $("query");
-  if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "z" && !event.shiftKey && !(typing && $("query").value)) {
+  const isUndo = (event.ctrlKey || event.metaKey) && !event.shiftKey && event.key.toLowerCase() === "z";
+  // In a box with text in it, the browser's own undo is meant.
+  if (isUndo && !(typing && $("query").value)) {
     event.preventDefault();
     undo();
     return;
@@ -432,7 +440,9 @@ function key(event) {
 
 function listen() {
   addEventListener("keydown", key);
-  for (const kind of ["keydown", "pointerdown", "pointermove"]) addEventListener(kind, () => { active = Date.now(); }, { passive: true });
+  for (const kind of ["keydown", "pointerdown", "pointermove"]) {
+    addEventListener(kind, () => { active = Date.now(); }, { passive: true });
+  }
   $("undo").addEventListener("click", undo);
   $("state-undo").addEventListener("click", undo);
   $("skip").addEventListener("click", () => answer("skip"));
