@@ -131,6 +131,17 @@ def test_a_file_without_cards_is_named(tmp_path: Path, text: str) -> None:
         read_cards(tmp_path / "cards.json")
 
 
+@pytest.mark.heavy
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("file", ["ablation/cards-digits.json", "delay/cards-digits.json"])
+def test_a_published_card_gives_the_same_digits_again(file: str, cache: Path) -> None:
+    card = read_cards(Path(__file__).parents[2] / "docs" / "results" / file)[0]
+    verdict = verify(card)
+    if not verdict.exact:
+        pytest.skip(f"the same digits are not due here: {'; '.join(verdict.elsewhere)}")
+    assert verdict.holds, str(verdict)
+
+
 def test_a_card_of_a_later_release_is_not_verified(card: dict[str, Any]) -> None:
     with pytest.raises(errors.DataError, match="update wise-atta"):
         verify({**card, "card_version": CARD_VERSION + 1})
