@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import hashlib
 import itertools
 import json
@@ -52,19 +53,18 @@ class Score:
     asked: set[str] = field(default_factory=set)
     place: dict[str, int] = field(default_factory=dict)
 
-    def add(self, ids: list[str], domains: list[str], wrong: list[bool]) -> None:
+    def add(self, ids: list[str], domains: list[str], wrong: list[bool]) -> list[int]:
+        """Count samples; gives which row of `pictures` each shows."""
+        rows = []
         for sample, domain, bad in zip(ids, domains, wrong, strict=True):
             self.seen[domain] = self.seen.get(domain, 0) + 1
             self.wrong[domain] = self.wrong.get(domain, 0) + bad
             picture = picture_of(sample)
-            self.place.setdefault(picture, len(self.place))
+            rows.append(self.place.setdefault(picture, len(self.place)))
             tally = self.by_picture.setdefault(picture, [0, 0])
             tally[0] += bad
             tally[1] += 1
-
-    def places(self, ids: list[str]) -> list[int]:
-        """Which row of `pictures` each sample shows."""
-        return [self.place[picture_of(sample)] for sample in ids]
+        return rows
 
     @property
     def error(self) -> float:
@@ -314,13 +314,13 @@ class Recorder:
         ids = list(batch.ids or [])
         wrong = [self.truth[sample] != label for sample, label in zip(ids, predicted, strict=True)]
         domains = [str(d) for d in batch.meta.get("domains", [domain] * len(ids))]
-        self.score.add(ids, domains, wrong)
+        pictures = self.score.add(ids, domains, wrong)
         self.score.asked.update(picture_of(ids[query.index]) for query in out.queries)
         if self.files is not None:
-            self._record(out, domain, ids, wrong, elapsed)
+            self._record(out, domain, pictures, wrong, elapsed)
         return out
 
-    def _record(self, out: Prediction, domain: str, ids: list[str], wrong: list[bool], elapsed: float) -> None:
+    def _record(self, out: Prediction, domain: str, pictures: list[int], wrong: list[bool], elapsed: float) -> None:
         assert self.files is not None
         step = self._last
         assert step is not None
@@ -334,8 +334,8 @@ class Recorder:
             "error": sum(wrong) / len(wrong),
             # Sample by sample, so that two runs over one stream can be compared in pairs.
             "hits": pack_bits([not bad for bad in wrong]),
-            "picked": pack_bits([place in chosen for place in range(len(ids))]) if chosen else "",
-            "pictures": pack_numbers(self.score.places(ids)),
+            "picked": pack_bits([place in chosen for place in range(len(wrong))]) if chosen else "",
+            "pictures": pack_numbers(pictures),
             "logits": number["logits"],
             "utility": number["utility"],
             "threshold": number["threshold"],
@@ -597,10 +597,10 @@ def _measured(out: Prediction, step: Step) -> dict[str, float | Tensor]:
     view, losses = out.view, dict(step.losses)
     whole = losses.pop("loss", None)
     if whole is None and losses.keys() & {"ent", "sup"}:
-        whole = sum((losses[name] for name in ("ent", "sup") if name in losses), start=torch.zeros(()))
+        whole = functools.reduce(torch.add, [losses[name] for name in ("ent", "sup") if name in losses])
     waited = [step.number - int(name.partition("-")[0]) for name in step.learned]
     found: dict[str, float | Tensor] = {
-        "logits": out.logits.detach().double().square().mean().sqrt(),
+        "logits": torch.linalg.vector_norm(out.logits.detach(), dtype=torch.float64) / math.sqrt(out.logits.numel()),
         "utility": step.utility,
         "threshold": step.threshold,
         "rate": step.rate,
@@ -621,7 +621,7 @@ def _measured(out: Prediction, step: Step) -> dict[str, float | Tensor]:
 def _fetch(values: Mapping[str, float | Tensor]) -> dict[str, float | None]:
     """Numbers for JSON, brought from the device in one go; NaN and infinity are None."""
     there = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.is_cuda}
-    brought = torch.stack([value.double() for value in there.values()]).tolist() if there else []
+    brought = torch.stack([value.float() for value in there.values()]).tolist() if there else []
     numbers = {name: float(value) for name, value in values.items() if name not in there}
     numbers |= dict(zip(there, brought, strict=True))
     return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
