@@ -82,7 +82,7 @@ export class Chart {
       if (some) text("axis", LEFT - 8, this.y(mark) + 4, "end", this.format(mark));
     }
     const span = data.to - data.from;
-    const step = TIMES.find((size) => span / size <= Math.max(2, width / 110)) ?? 86400;
+    const step = TIMES.find((size) => span / size <= Math.max(2, width / 85)) ?? 86400;
     const zone = new Date(data.to * 1000).getTimezoneOffset() * 60;
     for (let at = Math.ceil((data.from - zone) / step) * step + zone; at <= data.to; at += step) {
       if (this.x(at) > LEFT + 18 && this.x(at) < width - 24) text("axis", this.x(at), HEIGHT - 5, "middle", clockOf(at, span));
