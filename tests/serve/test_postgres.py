@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from serve.parts import same, settled
+from serve.web import npy, post, running
+from sqlalchemy import create_engine, text
 
 HERE = Path(__file__).parent
 TESTS = ("test_service.py", "test_people.py", "test_revoke.py", "test_poison.py", "test_keeping.py", "test_web.py")
@@ -71,3 +74,31 @@ def test_the_same_tests_pass_on_postgresql(server: str) -> None:
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout
+
+
+@pytest.mark.heavy
+def test_a_service_that_loses_its_connection_writes_no_more_and_the_next_one_goes_on(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WISE_ATTA_TEST_SERVER", server)
+    with running(tmp_path) as (client, service):
+        for number in range(4):
+            post(client, number)
+        settled(service)
+        before = service.streams["default"].state.state_dict()
+        admin = create_engine(f"{server}/postgres", isolation_level="AUTOCOMMIT")
+        with admin.connect() as connection:
+            connection.execute(
+                text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname LIKE 'test_%'")
+            )
+        admin.dispose()
+        # The first one finds out, the second one is told.
+        for _ in range(2):
+            refused = client.post("/predict", content=npy(4), headers={"content-type": "application/x-npy"})
+            assert refused.status_code == 503, refused.text
+        assert client.get("/healthz").status_code == 503
+        with running(tmp_path) as (other, back):
+            same(before, back.streams["default"].state.state_dict())
+            post(other, 4)
+            # The old one does not come back to life beside it.
+            assert client.post("/streams/default/reset").status_code == 503

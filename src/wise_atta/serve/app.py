@@ -48,6 +48,7 @@ PAGES = Path(__file__).parent / "pages"
 _STATUS: list[tuple[type[Exception], int]] = [
     (TooLarge, 413),
     (Stopping, 503),
+    (db.Lost, 503),
     (people.Gone, 410),
     (errors.UnknownQuery, 404),
     (errors.UnknownName, 404),
@@ -122,7 +123,15 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
         responses=_REFUSALS,
     )
     app.state.service, app.state.gate = service, gate
-    app.add_middleware(Shield, max_body=limits.body, patience=limits.patience, is_open=lambda: gate.is_open)
+
+    def is_open() -> bool:
+        try:
+            return gate.is_open
+        except SQLAlchemyError:
+            # Strict about where a call comes from; it will be told what is wrong when its token is looked up.
+            return True
+
+    app.add_middleware(Shield, max_body=limits.body, patience=limits.patience, is_open=is_open)
 
     app.add_middleware(metrics.around)
     _handle_errors(app)
@@ -312,7 +321,7 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
         """Make labels as if they had never been. Their questions are open again; the account stays."""
         stream = stream_of(name)
         if not service.healthy:
-            raise HTTPException(503, "a learner has stopped: see the log, and restart")
+            raise HTTPException(503, "a learner has stopped, or the database was lost: see the log, and restart")
         done = await _written(stream.between(lambda: revoke(stream, by=body.by, queries=body.queries)))
         return api.Revoked(answers=done.answers, exact=done.exact, replayed=done.replayed)
 
@@ -365,7 +374,7 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
     def healthz() -> api.Health:
         """Whether it runs as it should; needs no token."""
         if not service.healthy:
-            raise HTTPException(503, "a learner has stopped: see the log, and restart")
+            raise HTTPException(503, "a learner has stopped, or the database was lost: see the log, and restart")
         return api.Health(status="ok")
 
     @app.get("/readyz", tags=["machines"])

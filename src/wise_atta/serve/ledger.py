@@ -190,6 +190,10 @@ class Busy(errors.WiseAttaError):
     """Another service uses the same database."""
 
 
+class Lost(errors.WiseAttaError):
+    """The connection that keeps other services out is gone, and with it the right to write."""
+
+
 class _Work(Generic[T]):
     """A piece of writing, what is to follow its commit, and who waits for it."""
 
@@ -249,6 +253,18 @@ class Ledger:
         return item.future
 
     @property
+    def lost(self) -> bool:
+        """Whether another service may have taken over: nothing is written any more, only a restart helps."""
+        return isinstance(self._lock, Connection) and self._lock.invalidated
+
+    @property
+    def _writer(self) -> Engine | Connection:
+        """What is written through. On a server that is the connection which holds the lock: they end together."""
+        if self.lost:
+            raise Lost("the connection to the database was lost: restart the service")
+        return self._lock if isinstance(self._lock, Connection) else self._writing
+
+    @property
     def alive(self) -> bool:
         """Whether anybody writes what is handed in."""
         return self._thread.is_alive()
@@ -281,7 +297,7 @@ class Ledger:
         done: list[tuple[_Work[Any], Any]] = []
         failed: list[tuple[_Work[Any], BaseException]] = []
         try:
-            with Session(self._writing) as session, session.begin():
+            with Session(self._writer) as session, session.begin():
                 for item in group:
                     try:
                         with session.begin_nested():

@@ -286,7 +286,7 @@ class Stream:
         """Answer, learn and save what is under way."""
         self.batcher.close()
         self.learner.close()
-        while self.ledger.alive and self._sweep().result():
+        while self.ledger.alive and not self.ledger.lost and self._sweep().result():
             pass
 
 
@@ -383,7 +383,7 @@ class Service:
 
     @property
     def healthy(self) -> bool:
-        return all(stream.learner.failed is None for stream in self.streams.values())
+        return not self.ledger.lost and all(stream.learner.failed is None for stream in self.streams.values())
 
     def close(self) -> None:
         """Stop in good order: what is under way is answered, learned and saved."""
