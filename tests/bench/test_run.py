@@ -11,7 +11,7 @@ import pytest
 import torch
 from bench.victim import killed_at
 
-from wise_atta import errors, rng
+from wise_atta import errors, rng, who
 from wise_atta.bench import run as runs
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.hold import Held, Shelf
@@ -183,6 +183,25 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.DataError, match="file"):
         runs.run(ONE, tmp_path / "file" / "run")
+
+
+def test_a_teacher_can_answer_in_place_of_the_truth(tmp_path: Path, cache: Path) -> None:
+    fields = {**ONE.model_dump(), "delay": 0, "noise": 0.0, "annotator": "teacher", "teacher": "digits"}
+    built = runs.build(Experiment.parse(fields))
+    assert isinstance(built.adapter.annotator, who.Teacher)
+    batch = next(iter(built.stream))
+    question = who.Query.of(batch, number=1, index=3, logits=torch.zeros(len(batch), 10))
+    wanted = runs.build(Experiment(model="digits", method="source")).adapter.predict(batch, ask=False, learn=False)
+    answer = built.adapter.annotator.reply(question)
+    assert isinstance(answer, who.Answer) and answer.label == int(wanted.logits[3].argmax())
+    card = runs.run(Experiment.parse(fields), tmp_path / "taught")
+    truth = runs.run(Experiment.parse({**fields, "annotator": "oracle", "teacher": None}), tmp_path / "told")
+    assert card["results"]["labels_spent"] == truth["results"]["labels_spent"], "a teacher's labels are charged, too"
+    assert card["digest"] != truth["digest"]
+    with pytest.raises(errors.BadConfig, match="'teacher'"):
+        Experiment.parse({**fields, "teacher": None})
+    with pytest.raises(errors.BadConfig, match="has no use for it"):
+        runs.build(Experiment.parse({**fields, "annotator": "oracle"}))
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

@@ -40,6 +40,8 @@ class Experiment(pydantic.BaseModel):
         The fair-comparison rule: label all that remain once the rest of the budget covers them.
     early
         Spend the same labels while answers can still come before the end, see `wise_atta.when.early`.
+    annotator
+        Who answers: the ``"oracle"``, with the truth, or the ``"teacher"``, with its own prediction.
     delay, noise, context, late_weight, late_limit, expires_after
         Answers come so many batches late, and wrong with this probability; how late samples are normalised, what they
         count for and up to which age, see `Adapter`; when questions expire.
@@ -47,8 +49,8 @@ class Experiment(pydantic.BaseModel):
         What BatchNorm layers normalise with, and how many samples the source counts for in ``"mixed"``; None: the
         method's own.
     teacher, source_data
-        What cema and eata need beside the stream: a stronger model by name, and clean data that the model was trained
-        on.
+        What cema and eata need beside the stream: a stronger model by name, which can also be the annotator, and clean
+        data that the model was trained on.
     fast
         How the network runs: `precision`, `channels_last`, `compile`, `graphs`, `checkpointing`, see `Classifier`.
     seed
@@ -83,6 +85,7 @@ class Experiment(pydantic.BaseModel):
     labels: int | None = pydantic.Field(None, ge=1)
     exhaust: bool = False
     early: bool = False
+    annotator: Literal["oracle", "teacher"] = "oracle"
     delay: int = pydantic.Field(0, ge=0)
     noise: float = pydantic.Field(0.0, ge=0, le=1)
     context: Literal["own", "current", "source"] = "own"
@@ -112,6 +115,8 @@ class Experiment(pydantic.BaseModel):
         for kind, name, names in known:
             if name is not None and name not in names:
                 raise errors.unknown(kind, name, names)
+        if self.annotator == "teacher" and self.teacher is None:
+            raise errors.BadConfig("experiment field 'annotator': a teacher answers, so name its model in 'teacher'")
         for name in self.fast:
             if name not in FAST:
                 raise errors.unknown("way to be fast", name, FAST)

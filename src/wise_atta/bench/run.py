@@ -31,7 +31,7 @@ from wise_atta.bench.record import Folder, claimed, pack_bits, pack_numbers, rea
 from wise_atta.bench.source import load
 from wise_atta.data import Dataset, StreamSpec, models, open_dataset, open_stream, picture_of
 from wise_atta.data.streams import DataStream, PictureStream
-from wise_atta.model import Classifier, Work
+from wise_atta.model import Classifier, StatisticsMode, Work
 from wise_atta.stream import Batch
 from wise_atta.wrap import adapt
 
@@ -141,8 +141,9 @@ def build(
     stream, truth = opener(spec, data, device=where, workers=experiment.workers)
     dataset: Dataset | None = getattr(stream, "dataset", None)
     options = _options(experiment, stream.length)
-    if experiment.teacher is not None:
-        options["teacher"] = _teacher(load(experiment.teacher, weights), where, dataset)
+    teacher = None if experiment.teacher is None else load(experiment.teacher, weights)
+    if teacher is not None and "teacher" in methods.options(experiment.method):
+        options["teacher"] = _teacher(teacher, where, dataset, "renorm")
     if experiment.source_data is not None:
         clean = StreamSpec(data=experiment.source_data, batch=experiment.batch, limit=2000, seed=experiment.seed)
         options["source"] = list(opener(_cut(clean, source, data), data, device=where, workers=experiment.workers)[0])
@@ -157,6 +158,10 @@ def build(
             policy = when.Exhaust(method.policy, length=stream.length)
         method = replace(method, policy=policy)
     answers: who.Annotator = who.Oracle(truth)
+    if experiment.annotator == "teacher" and teacher is not None:
+        # It sees one picture at a time, which has no batch statistics.
+        single = _teacher(teacher, where, dataset, "source")
+        answers = who.Teacher(lambda inputs: single.forward(inputs.to(where)).logits)
     mask = None if dataset is None else dataset.mask
     if experiment.noise:
         if dataset is None:
@@ -558,7 +563,8 @@ def _options(experiment: Experiment, length: int | None) -> dict[str, Any]:
                 )
             options[name] = value
     for name, option in (("teacher", "teacher"), ("source_data", "source")):
-        if getattr(experiment, name) is not None and option not in takes:
+        answers = name == "teacher" and experiment.annotator == "teacher"
+        if getattr(experiment, name) is not None and option not in takes and not answers:
             raise errors.BadConfig(f"experiment field {name!r}: method {experiment.method!r} has no use for it")
     if "seed" in takes:
         options.setdefault("seed", experiment.seed)
@@ -567,11 +573,13 @@ def _options(experiment: Experiment, length: int | None) -> dict[str, Any]:
     return options
 
 
-def _teacher(source: models.SourceModel, device: torch.device, dataset: Dataset | None) -> Classifier:
+def _teacher(
+    source: models.SourceModel, device: torch.device, dataset: Dataset | None, statistics: StatisticsMode
+) -> Classifier:
     """A teacher with its own normalisation, over the same classes as the student."""
     mask = None if dataset is None else dataset.mask
     return Classifier(
-        source.module.to(device), adapt="norm", statistics="renorm", mean=source.mean, std=source.std, classes=mask
+        source.module.to(device), adapt="norm", statistics=statistics, mean=source.mean, std=source.std, classes=mask
     )
 
 
