@@ -92,22 +92,25 @@ def service(model: str, method: str, folder: str) -> Iterator[Running]:
         process.wait(60)
 
 
-def get(port: int, path: str) -> tuple[int, str]:
+def call(port: int, path: str, body: object = None) -> tuple[int, str]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    connection.request("GET", path)
+    if body is None:
+        connection.request("GET", path)
+    else:
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
     reply = connection.getresponse()
     return reply.status, reply.read().decode()
 
 
 def ready(port: int) -> bool:
     try:
-        return get(port, "/readyz")[0] == 200
+        return call(port, "/readyz")[0] == 200
     except OSError:
         return False
 
 
 def counters(port: int) -> dict[str, float]:
-    text = get(port, "/metrics")[1]
+    text = call(port, "/metrics")[1]
     found = re.findall(r'^wise_atta_(\w+?)(?:_total)?\{stream="default"\} (\S+)$', text, re.M)
     return {name: float(value) for name, value in found}
 
@@ -202,12 +205,20 @@ def compare(model: str, *, rounds: int, seconds: float, workers: int) -> dict[st
     return {name: round(value, 3) for name, value in row.items()}
 
 
+def answer_all(port: int) -> None:
+    """Answer every open question with the first guess: each one that is open takes memory, as it should."""
+    while found := json.loads(call(port, "/queries?limit=50")[1])["queries"]:
+        said = [{"query": query["query"], "label": query["guesses"][0]["label"]} for query in found]
+        call(port, "/answers", {"answers": said})
+
+
 def watch_memory(model: str, count: int, workers: int) -> dict[str, object]:
     """Memory of the adapting service after every tenth of many requests."""
     bodies, sent, memory = requests(model), 0, []
     with tempfile.TemporaryDirectory() as folder, service(model, "wise", folder) as running:
         while sent < count:
             sent += len(load(running.port, bodies, 5, workers).latencies)
+            answer_all(running.port)
             if sent >= count * (len(memory) + 1) / 10:
                 memory.append(round(resident(running.pid), 1))
     # The first fifth fills caches; from there on nothing should be added.
