@@ -31,6 +31,8 @@ FEATURES = {
 def examine() -> dict[str, Any]:
     """Everything that `wise-atta doctor` tells, as plain values.
 
+    Examples
+    --------
     >>> found = examine()
     >>> found["extras"]["bench"]["for"]
     'the command line, the demo, experiments, tables and figures'

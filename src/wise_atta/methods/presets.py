@@ -17,6 +17,8 @@ Table: TypeAlias = dict[str, Mapping[str, object]]
 def published(*, imagenet: Mapping[str, object], cifar10: Mapping[str, object]) -> Table:
     """Preset → argument → value, where the public configurations have one for all four of ImageNet's benchmarks.
 
+    Examples
+    --------
     >>> [*published(imagenet={"lr": 2.5e-4}, cifar10={"lr": 1e-3})]
     ['imagenet-c', 'imagenet-r', 'imagenet-k', 'imagenet-a', 'cifar10-c']
     """

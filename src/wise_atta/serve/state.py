@@ -203,6 +203,8 @@ class Audit:
 def wilson(right: int, total: int, z: float = 1.96) -> tuple[float, float]:
     """The Wilson interval of a share, at 95 % unless told otherwise.
 
+    Examples
+    --------
     >>> [round(end, 3) for end in wilson(8, 10)]
     [0.49, 0.943]
     """

@@ -34,6 +34,8 @@ class Spot:
 def places(which: str | Item, on: str | None = None, protocols: Sequence[str] | None = None) -> list[Spot]:
     """The benchmarks of a table or figure, or with `on` the setting that stands in for all of them.
 
+    Examples
+    --------
     >>> [spot.name for spot in places("delay")]
     ['r-rn', 'r-vit', 'k-rn', 'k-vit']
     >>> [spot.name for spot in places("imagenet-c", on="cifar10-c")]
