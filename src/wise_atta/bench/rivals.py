@@ -241,7 +241,8 @@ def setting(name: str, ratio: float = 0.5) -> Setting:
 
 
 def write_report(folder: Path, cards: Sequence[Mapping[str, Any]], text: str) -> None:
-    """One JSON file with all cards beside the tables."""
+    """One JSON file with all cards, a line each, beside the tables."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "cards.json").write_text(json.dumps(list(cards), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    lines = ",\n".join(json.dumps(card, ensure_ascii=False) for card in cards)
+    (folder / "cards.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     (folder / "table.md").write_text(text, encoding="utf-8")
