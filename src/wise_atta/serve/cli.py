@@ -88,7 +88,7 @@ def serve(
     max_batch: Annotated[int, typer.Option(help="Pictures of a micro-batch, and of a request, at most.")] = 64,
     max_wait_ms: Annotated[float, typer.Option(help="How long a picture waits for others.")] = 5.0,
     max_queue: Annotated[int, typer.Option(help="Pictures under way before requests are refused.")] = 1024,
-    max_lag: Annotated[int, typer.Option(help="Micro-batches waiting before updates are skipped.")] = 8,
+    max_lag: Annotated[int, typer.Option(help="Micro-batches waiting before updates are skipped.")] = 32,
     checkpoint_s: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0,
     checkpoint_events: Annotated[int, typer.Option(help="Events between checkpoints, at most.")] = 500,
     lease_s: Annotated[float, typer.Option(help="How long a question is one person's.")] = 120.0,

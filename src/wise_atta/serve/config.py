@@ -105,7 +105,7 @@ class Settings:
     max_batch: int = 64
     max_wait_ms: float = 5.0
     max_queue: int = 1024
-    max_lag: int = 8
+    max_lag: int = 32
     checkpoint_s: float = 60.0
     checkpoint_events: int = 500
     checkpoints: int = 10

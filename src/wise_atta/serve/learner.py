@@ -13,8 +13,8 @@ from typing import Any
 
 from wise_atta.serve.state import Event, Outcome, State
 
-# To be stepped behind, not starved: a tenth of what another thread of the same core gets.
-_NICE = 10
+# To step behind, not to starve: a third of what another thread gets that wants the same core.
+_NICE = 5
 _log = logging.getLogger("wise_atta.serve")
 
 

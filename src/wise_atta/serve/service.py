@@ -29,6 +29,8 @@ from wise_atta.serve.state import Audit, Event, Outcome, State, best_guesses, pa
 from wise_atta.who.query import pack_query
 
 T = TypeVar("T")
+# How many waiting batches keep their pixels.
+_READY = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +142,8 @@ class Stream:
 
         def reply(event: Event) -> None:
             self._count(jobs, event, logits, probabilities)
-            self.learner.feed(replace(event, inputs=inputs))
+            # Pixels take far more memory than pictures as received, from which the learner can make them again.
+            self.learner.feed(replace(event, inputs=inputs) if self.learner.waiting <= _READY else event)
             start = 0
             for job in jobs:
                 end = start + len(job.samples)
