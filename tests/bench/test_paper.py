@@ -24,6 +24,7 @@ from wise_atta.bench.rivals import SETTINGS
 from wise_atta.data import models
 from wise_atta.model import Classifier
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "paper"
 TINY = {"limit": 32, "device": "cpu", "threads": 1}
 
 
@@ -343,10 +344,25 @@ def test_without_any_run_the_papers_numbers_are_shown_and_ours_are_not_run(tmp_p
     assert "wise-atta paper run utility\n" in result.output
 
 
-def test_differences_are_taken_seed_by_seed_and_one_value_stands_for_all_seeds() -> None:
+def test_differences_are_taken_seed_by_seed_and_what_draws_nothing_stands_for_all_seeds() -> None:
     one, two = Measured({0: 3.0, 41: 5.0, 58: 7.0}), Measured({0: 2.0, 41: 4.0, 58: 6.0})
     assert one.minus(two).by_seed == {0: 1.0, 41: 1.0, 58: 1.0}
-    assert one.minus(Measured({0: 1.0})).by_seed == {0: 2.0, 41: 4.0, 58: 6.0}
+    assert one.minus(Measured({0: 1.0}, drawn=False)).by_seed == {0: 2.0, 41: 4.0, 58: 6.0}
+    assert Measured({0: 1.0}, drawn=False).minus(one).by_seed == {0: -2.0, 41: -4.0, 58: -6.0}
+
+
+def test_a_method_run_with_one_seed_of_three_has_no_deviation() -> None:
+    whole, partly = Measured({0: 3.0, 41: 5.0, 58: 7.0}), Measured({41: 1.0})
+    assert partly.minus(whole).text(1, "+") == "-4.0", "against the same seed alone"
+    assert partly.minus(Measured({0: 3.0, 58: 7.0})).text(1, "+") == "-4.0", "against the mean where none is shared"
+    found = gather(item("imagenet-c"), read([RESULTS / "cifar10" / "imagenet-c"]), "cifar10")
+    cotta, tent, eatta = (found.measured(row, "cifar10 ctta") for row in ("CoTTA", "TENT", "EATTA"))
+    assert cotta is not None and tent is not None and eatta is not None
+    assert cotta.minus(eatta).sd is None
+    assert tent.minus(eatta).sd == pytest.approx(eatta.sd)
+
+
+def test_queries_has_one_place() -> None:
     assert [spot.name for spot in places("queries")] == ["r-rn"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -185,11 +186,21 @@ class Cell:
 class Measured:
     """A number over seeds.
 
+    Parameters
+    ----------
+    by_seed
+        What each seed gave.
+    drawn
+        Whether another seed can give another number; otherwise one value stands for all seeds.
+
+    Examples
+    --------
     >>> Measured({0: 1.0, 41: 2.0, 58: 3.0}).text()
     '2.0 ± 1.0'
     """
 
     by_seed: Mapping[int, float]
+    drawn: bool = True
 
     @property
     def mean(self) -> float:
@@ -205,20 +216,22 @@ class Measured:
         return f"{self.mean:{sign}.{digits}f}{sd}"
 
     def minus(self, other: Measured) -> Measured:
-        """The difference seed by seed; a side that draws nothing has one value for all seeds."""
-        return Measured(_pair(self.by_seed, other.by_seed, lambda a, b: a - b))
+        """The difference seed by seed, over the seeds that both were run with."""
+        return self._joined(other, lambda a, b: a - b)
 
+    def plus(self, other: Measured) -> Measured:
+        """The sum seed by seed."""
+        return self._joined(other, lambda a, b: a + b)
 
-def _pair(
-    one: Mapping[int, float], two: Mapping[int, float], join: Callable[[float, float], float]
-) -> dict[int, float]:
-    """Values joined seed by seed; a single value stands for all seeds."""
-    seeds = one if len(two) == 1 else two if len(one) == 1 else [seed for seed in one if seed in two]
-    first, second = (
-        dict.fromkeys(seeds, next(iter(values.values()))) if len(values) == 1 else values for values in (one, two)
-    )
-    joined = {seed: join(first[seed], second[seed]) for seed in seeds}
-    return joined or {0: join(float(np.mean(list(one.values()))), float(np.mean(list(two.values()))))}
+    def _joined(self, other: Measured, join: Callable[[float, float], float]) -> Measured:
+        one, two = self._for(other.by_seed), other._for(self.by_seed)
+        both = {seed: join(one[seed], two[seed]) for seed in one if seed in two}
+        # Without a seed in common the means are all there is to compare.
+        return Measured(both or {0: join(self.mean, other.mean)}, self.drawn or other.drawn)
+
+    def _for(self, seeds: Mapping[int, float]) -> Mapping[int, float]:
+        alone = not self.drawn and len(self.by_seed) == 1
+        return dict.fromkeys(seeds, self.mean) if alone else self.by_seed
 
 
 class Gathered:
@@ -235,16 +248,14 @@ class Gathered:
         """What was measured in a column of the paper, or at a spot; None if not all that it needs was run."""
         if isinstance(column, str):
             column = Column(column, (column,))
-        parts: list[dict[int, float]] = []
+        parts: list[Measured] = []
         for place in column.places:
             cell = self.cell(row, place)
             if cell is None or not cell.runs:
                 return None
-            parts.append(cell.values(column.domain))
-        total = parts[0]
-        for part in parts[1:]:
-            total = _pair(total, part, lambda a, b: a + b)
-        return Measured({seed: value / len(parts) for seed, value in total.items()})
+            parts.append(Measured(cell.values(column.domain), has_chance(cell.row)))
+        total = functools.reduce(Measured.plus, parts)
+        return Measured({seed: value / len(parts) for seed, value in total.by_seed.items()}, total.drawn)
 
     @property
     def runs(self) -> list[Run]:
