@@ -254,8 +254,8 @@ def claimed(path: Path) -> Iterator[None]:
         # Who it is helps others; a full disk is found out where it matters.
         with contextlib.suppress(OSError):
             file.truncate(0)
-            file.write(f"{os.getpid()} on {platform.node()}")
-            file.flush()
+            # Past the buffer of the file, which would try again when it is closed.
+            os.write(file.fileno(), f"{os.getpid()} on {platform.node()}".encode())
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -23,7 +24,6 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from wise_atta import errors
 from wise_atta.data import catalog
 from wise_atta.data.check import check as check_data
 from wise_atta.data.fetch import fetch as fetch_data
@@ -39,10 +39,8 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 @app.command("list")
 def list_data(data: Data = None, as_json: Json = False) -> None:
     """Show every data set that is known by name, and which of them are here."""
-    try:
-        root: Path | None = catalog.data_root(data)
-    except errors.BadConfig:
-        root = None
+    named = data is not None or os.environ.get("WISE_ATTA_DATA")
+    root = catalog.data_root(data) if named else None
     rows = []
     for entry in catalog.ENTRIES.values():
         counts = entry.counts() or {}
