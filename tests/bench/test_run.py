@@ -147,6 +147,19 @@ def test_a_finished_run_is_not_repeated(whole: tuple[Path, dict[str, Any]]) -> N
     assert runs.run(ONE, folder, progress=stop_at(1))["results"] == card["results"]
 
 
+def test_a_run_that_another_finished_meanwhile_is_not_repeated(tmp_path: Path) -> None:
+    class Slow(Shelf):
+        """Takes so long to open the stream that another has run it by then."""
+
+        def open(self, *args: Any, **options: Any) -> Any:
+            runs.run(ONE, tmp_path)
+            return super().open(*args, **options)
+
+    card = runs.run(ONE, tmp_path, shelf=Slow(), progress=stop_at(1))
+    assert card == read_json(tmp_path / "card.json")
+    assert not (tmp_path / "steps.jsonl").exists(), "a finished folder is left as it is"
+
+
 def test_again_repeats_a_finished_run(tmp_path: Path) -> None:
     runs.run(ONE, tmp_path)
     with pytest.raises(Stopped):

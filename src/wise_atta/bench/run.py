@@ -223,6 +223,10 @@ def run(
         # Before the folder is made: a description that cannot run leaves nothing behind.
         built = build(experiment, data=data, weights=weights, shelf=shelf, device=device)
         with claimed(folder):
+            # Another process may have finished it while this one opened data and model.
+            done = finished(folder, experiment, again)
+            if done is not None:
+                return done
             files = Folder(folder)
             try:
                 return _run(built, files, progress, checkpoint, again)
