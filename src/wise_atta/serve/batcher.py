@@ -14,6 +14,9 @@ from torch import Tensor
 from wise_atta import errors
 from wise_atta.serve.intake import Sample
 
+# How many times `max_wait_ms` a picture may wait for others while learning is behind.
+_STRETCH = 8
+
 
 class Full(errors.WiseAttaError):
     """The prediction queue is full; `after` says in how many seconds to try again."""
@@ -58,6 +61,9 @@ class Batcher:
         Gets the jobs of a micro-batch and sees to it that each of their futures is settled, now or later.
     max_batch, max_wait_ms
         When a micro-batch closes.
+    behind
+        How many micro-batches wait to be learned. While some do and pictures keep coming, a micro-batch stays open for
+        as many times `max_wait_ms` longer, up to eight times in all: fewer, larger ones cost the learner less.
     max_queue
         Pictures under way, from `submit` until their future is settled, before `Full` is raised.
     name
@@ -71,9 +77,11 @@ class Batcher:
         max_batch: int,
         max_wait_ms: float,
         max_queue: int,
+        behind: Callable[[], int] = lambda: 0,
         name: str = "batcher",
     ) -> None:
         self.answer = answer
+        self.behind = behind
         self.max_batch = max_batch
         self.max_wait = max_wait_ms / 1000
         self.max_queue = max_queue
@@ -128,8 +136,9 @@ class Batcher:
                 if self._closed:
                     return []
                 self._more.wait()
-            until = self._jobs[0].at + self.max_wait
             while not self._closed and self._waiting() < self.max_batch:
+                stretch = min(1 + self.behind(), _STRETCH)
+                until = min(self._jobs[0].at + stretch * self.max_wait, self._jobs[-1].at + self.max_wait)
                 left = until - time.monotonic()
                 if left <= 0 or not self._more.wait(left):
                     break

@@ -68,8 +68,8 @@ class Settings:
     classes
         Names of the classes; the model's own, or numbers, if not given.
     max_batch, max_wait_ms
-        A micro-batch closes at so many pictures, or when its first one has waited so long. A request may hold
-        `max_batch` pictures at most.
+        A micro-batch closes at so many pictures, or when its first one has waited so long; up to eight times as long
+        while the learner is behind and pictures keep coming. A request may hold `max_batch` pictures at most.
     max_queue
         Pictures of a stream under way before requests are refused with 429.
     max_lag

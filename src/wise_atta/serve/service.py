@@ -96,6 +96,7 @@ class Stream:
             max_batch=settings.max_batch,
             max_wait_ms=settings.max_wait_ms,
             max_queue=settings.max_queue,
+            behind=lambda: self.learner.waiting,
             name=f"batcher {name}",
         )
 
