@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 
@@ -97,6 +98,35 @@ def test_tokens_are_made_listed_and_revoked_from_the_terminal(tmp_path: Path) ->
     assert run.invoke(cli.app, ["prune", "--days", "1", "--database", url]).stdout.strip() == "0"
 
 
+def test_a_ledger_that_is_not_there_is_not_made_by_mistake(tmp_path: Path) -> None:
+    url, run = f"sqlite:///{tmp_path / 'elsewhere.db'}", CliRunner()
+    for words in (
+        ["token", "list"],
+        ["token", "revoke", "ann"],
+        ["export", str(tmp_path / "out")],
+        ["prune", "--days=1"],
+    ):
+        done = run.invoke(cli.app, [*words, "--database", url])
+        assert done.exit_code == 2 and "there is no ledger" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+    made = run.invoke(cli.app, ["token", "create", "ann", "--role", "admin", "--database", url])
+    assert made.exit_code == 0 and made.stdout.startswith("wa_") and f"made a new ledger: {url}" in made.stderr
+    assert run.invoke(cli.app, ["token", "create", "bob", "--role", "admin", "--database", url]).stderr == ""
+
+
+def test_an_address_that_is_taken_is_told_before_anybody_is_invited(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = settings(tmp_path, database=f"sqlite:///{tmp_path / 'ledger.db'}", classes=None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(errors.BadConfig, match=f"cannot listen on 127.0.0.1:{port}"):
+            cli.run("wise_atta/digits_cnn@random", options, "127.0.0.1", port)
+    assert "listens" not in capsys.readouterr().err
+    # Nothing keeps the ledger.
+    db.Ledger(options.database).close()
+
+
 def test_an_address_that_others_can_reach_needs_a_token_first(tmp_path: Path) -> None:
     url = database(tmp_path)
     with pytest.raises(errors.BadConfig, match="there is no token"):
@@ -108,6 +138,9 @@ def test_an_address_that_others_can_reach_needs_a_token_first(tmp_path: Path) ->
 def test_class_names_come_one_a_line(tmp_path: Path) -> None:
     names = tmp_path / "classes.txt"
     names.write_text("cat\n\n dog \n", encoding="utf-8")
+    assert cli.read_classes(names) == ("cat", "dog")
+    # As some editors write it.
+    names.write_text("cat\r\ndog\r\n", encoding="utf-8-sig")
     assert cli.read_classes(names) == ("cat", "dog")
     names.write_text("cat\ncat\n", encoding="utf-8")
     with pytest.raises(errors.BadConfig, match="twice"):

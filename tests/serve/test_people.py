@@ -92,6 +92,8 @@ def test_the_same_answer_again_changes_nothing_and_another_is_a_conflict(tmp_pat
     with running(tmp_path) as (client, service):
         ask(client, service)
         (query,) = client.get("/queries").json()["queries"]
+        assert answer(client, query, True).status_code == 422
+        assert answer(client, query, "1").status_code == 422
         assert answer(client, query, 1).status_code == 200
         assert answer(client, query, 1).status_code == 200
         assert answer(client, query, 2).status_code == 409

@@ -20,6 +20,7 @@ from sqlalchemy import select
 from wise_atta.serve import auth
 from wise_atta.serve import ledger as db
 from wise_atta.serve.config import Limits
+from wise_atta.serve.intake import to_png
 
 
 def test_files_base64_and_arrays_give_the_same_answer(tmp_path: Path) -> None:
@@ -45,6 +46,36 @@ def test_pictures_of_any_size_and_kind_fit_the_model(tmp_path: Path) -> None:
         Image.new("RGBA", (12, 30), (200, 10, 10, 128)).save(colour, "PNG")
         reply = client.post("/predict", files=[("pictures", data) for data in [*files, colour.getvalue()]])
         assert reply.status_code == 200 and len(reply.json()["predictions"]) == 6
+
+
+def held(turn: int, exif: bool) -> bytes:
+    """A picture that was taken with the camera on its side, with or without a note of that."""
+    note, buffer = Image.Exif(), io.BytesIO()
+    note[274] = 6
+    picture = Image.fromarray(pictures(1, 1, 8)[0, :, :, 0]).rotate(turn)
+    picture.save(buffer, "PNG", **({"exif": note} if exif else {}))
+    return buffer.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF")
+def test_a_picture_is_seen_as_it_was_taken(tmp_path: Path) -> None:
+    upright, noted, bare = held(0, False), held(90, True), held(90, False)
+    assert to_png("PNG", upright) == to_png("PNG", noted) != to_png("PNG", bare)
+    with running(tmp_path, method="source", audit=0) as (client, _):
+        reply = client.post("/predict", files=[("pictures", data) for data in (upright, noted, bare)])
+        first, second, third = reply.json()["predictions"]
+        assert first == second != third
+        # A note that makes no sense is no reason to refuse the picture.
+        broken = io.BytesIO()
+        Image.fromarray(pictures(1, 1, 8)[0, :, :, 0]).save(broken, "WEBP", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff")
+        assert client.post("/predict", files=[("pictures", broken.getvalue())]).status_code == 200
+
+
+def test_a_wrong_kind_of_number_is_named(tmp_path: Path) -> None:
+    with running(tmp_path) as (client, _):
+        body = array(np.zeros((1, 8, 8, 1), dtype=np.int64))
+        reply = client.post("/predict", content=body, headers={"content-type": "application/x-npy"})
+        assert reply.status_code == 422 and "int64" in reply.json()["detail"]
 
 
 def bomb() -> bytes:
@@ -290,6 +321,8 @@ def test_the_client_knows_the_way(tmp_path: Path) -> None:
             for number in range(4):
                 found = client.predict(pictures(number))
             assert len(found.predictions) == 4 and client.predict([png(1)]).predictions[0].name in "abcd"
+            (tmp_path / "a.png").write_bytes(png(1))
+            assert len(client.predict(tmp_path / "a.png").predictions) == len(client.predict(png(1)).predictions) == 1
             settled(service)
             (query,) = client.queries().queries
             assert client.picture(query).startswith(b"\x89PNG")

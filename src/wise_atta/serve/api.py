@@ -97,7 +97,7 @@ class AnswerIn(Model):
 
     stream: Name = "default"
     query: Id
-    label: Annotated[int, Field(ge=0, le=10**9)] | Literal["cant_tell", "skip"] = Field(examples=[3])
+    label: Annotated[int, Field(strict=True, ge=0, le=10**9)] | Literal["cant_tell", "skip"] = Field(examples=[3])
 
 
 class Answers(Model):

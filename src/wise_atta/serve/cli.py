@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from wise_atta.data import models
 from wise_atta.serve import auth
 from wise_atta.serve.config import Limits, Settings, is_loopback
 from wise_atta.serve.ledger import Ledger, Token
+from wise_atta.serve.retain import backup, export, is_missing, prune, restore
 
 app = typer.Typer(help="The ledger of a service: tokens, export, retention, backup.", no_args_is_help=True)
 tokens = typer.Typer(help="Who may do what.", no_args_is_help=True)
@@ -40,7 +42,7 @@ def read_classes(path: Path | None) -> tuple[str, ...] | None:
     if path is None:
         return None
     try:
-        names = tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip())
+        names = tuple(line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip())
     except (OSError, UnicodeDecodeError) as error:
         raise errors.BadConfig(f"{path} cannot be read as a list of class names: {error}") from error
     if len(set(names)) != len(names):
@@ -146,9 +148,14 @@ def run(model: str, settings: Settings, host: str, port: int) -> None:
     if not loopback:
         require_tokens(settings.database, host)
     service = Service(models.load(model), settings)
+    try:
+        listener = listen(host, port)
+    except errors.BadConfig:
+        service.close()
+        raise
     Console(stderr=True).print(f"wise-atta listens on http://{host}:{port}", highlight=False)
     # Access logs would say who asked for which picture; /metrics has the counts.
-    uvicorn.run(
+    config = uvicorn.Config(
         create_app(service, loopback=loopback),
         host=host,
         port=port,
@@ -162,6 +169,16 @@ def run(model: str, settings: Settings, host: str, port: int) -> None:
         # Below the number of files that a process may usually have open: the ledger needs some too.
         limit_concurrency=900,
     )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Take an address before anybody is told that the service is there."""
+    try:
+        (family, *_), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        raise errors.BadConfig(f"cannot listen on {host}:{port}: {error}. Give another --port or --host") from error
 
 
 def require_tokens(database: str, host: str) -> None:
@@ -186,7 +203,7 @@ def create_token(
     database: Database = DATABASE,
 ) -> None:
     """Make a token and print it, this once. A running service takes it at once."""
-    with _ledger(database) as ledger:
+    with _ledger(database, new=True) as ledger:
         print(_written(ledger, lambda session: auth.create(session, name, role)))
 
 
@@ -212,8 +229,6 @@ def export_ledger(
     folder: Annotated[Path, typer.Argument(help="Where the Parquet files go.")], database: Database = DATABASE
 ) -> None:
     """Write every table but the tokens as a Parquet file, without pictures."""
-    from wise_atta.serve.retain import export
-
     with _ledger(database) as ledger:
         rows = export(ledger, folder)
     for name, count in rows.items():
@@ -225,8 +240,6 @@ def prune_ledger(
     days: Annotated[float, typer.Option(min=0, help="Delete what is older.")], database: Database = DATABASE
 ) -> None:
     """Delete the pictures of closed questions that are older than some days."""
-    from wise_atta.serve.retain import prune
-
     with _ledger(database) as ledger:
         print(_written(ledger, lambda session: prune(session, time.time() - days * 86400)))
 
@@ -237,8 +250,6 @@ def backup_ledger(
     database: Database = DATABASE,
 ) -> None:
     """Copy a SQLite ledger, as it is at one moment, while the service runs. For PostgreSQL there is pg_dump."""
-    from wise_atta.serve.retain import backup
-
     try:
         print(backup(database, file))
     except errors.WiseAttaError as error:
@@ -250,8 +261,6 @@ def restore_ledger(
     file: Annotated[Path, typer.Argument(help="A copy that `backup` made.")], database: Database = DATABASE
 ) -> None:
     """Put a copy in place of a SQLite ledger, which is kept beside it. The service has to be stopped."""
-    from wise_atta.serve.retain import restore
-
     try:
         print(restore(file, database))
     except errors.WiseAttaError as error:
@@ -264,15 +273,21 @@ def _failed(error: errors.WiseAttaError) -> typer.Exit:
 
 
 @contextmanager
-def _ledger(url: str) -> Iterator[Ledger]:
-    """A ledger for the time of one command, beside a service that may be running."""
-    ledger = Ledger(url, exclusive=False)
+def _ledger(url: str, *, new: bool = False) -> Iterator[Ledger]:
+    """A ledger for the time of one command, beside a service that may be running; `new` says whether it may be made."""
     try:
-        yield ledger
+        if is_missing(url):
+            if not new:
+                raise errors.BadConfig(f"there is no ledger {url}: give the service's own with --database")
+            # A token in another ledger than the service's would leave the service as open as it was.
+            Console(stderr=True).print(f"made a new ledger: {url}", highlight=False, markup=False, soft_wrap=True)
+        ledger = Ledger(url, exclusive=False)
+        try:
+            yield ledger
+        finally:
+            ledger.close()
     except errors.WiseAttaError as error:
         raise _failed(error) from error
-    finally:
-        ledger.close()
 
 
 def _written(ledger: Ledger, work: Callable[[Session], T]) -> T:

@@ -64,10 +64,16 @@ class Client:
         self._http.close()
 
     def predict(
-        self, pictures: NDArray[Any] | Sequence[bytes | str | Path], *, stream: str = "default", top: int = 5
+        self,
+        pictures: NDArray[Any] | Sequence[bytes | str | Path] | bytes | str | Path,
+        *,
+        stream: str = "default",
+        top: int = 5,
     ) -> api.Predictions:
-        """Classes and probabilities of pictures: an array [n, …], or files by their bytes or their paths."""
+        """Classes and probabilities of pictures: an array [n, …], or one or more files by their bytes or paths."""
         options: dict[str, Any]
+        if isinstance(pictures, bytes | str | Path):
+            pictures = [pictures]
         if isinstance(pictures, np.ndarray):
             buffer = io.BytesIO()
             np.save(buffer, pictures, allow_pickle=False)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from wise_atta import errors
@@ -137,7 +137,7 @@ class Intake:
         return pixels
 
     def _picture(self, kind: str, data: bytes) -> Tensor:
-        picture = pictures.decode(data, f"the {kind}")
+        picture = _upright(pictures.decode(data, f"the {kind}"))
         if len(self.preparation.mean) == 1:
             picture = picture.convert("L")
         return self._fit(picture)
@@ -180,6 +180,14 @@ class Intake:
         )
 
 
+def _upright(picture: Image.Image) -> Image.Image:
+    """A picture as its EXIF data says that it is to be seen: phones store what the sensor saw, and how it was held."""
+    try:
+        return ImageOps.exif_transpose(picture)
+    except Exception:  # EXIF data that cannot be read says nothing; Pillow's parser raises errors of many kinds
+        return picture
+
+
 def read_npy(data: bytes, limit: int | None) -> NDArray[Any]:
     """An array from the bytes of a `.npy` file, checked against its header before memory is taken."""
     try:
@@ -195,7 +203,9 @@ def read_npy(data: bytes, limit: int | None) -> NDArray[Any]:
         dtype, shape = np.dtype(header["descr"]), tuple(header["shape"])
         fortran = bool(header["fortran_order"])
         if dtype.kind not in "uf" or dtype.hasobject or not shape or len(shape) > 4:
-            raise ValueError(f"{dtype} {shape}")
+            raise errors.BadInput(
+                f"a .npy of {str(dtype)[:32]} with {len(shape)} sides: send uint8, or floats in [0, 1]"
+            )
         if not all(isinstance(side, int) and 0 <= side <= len(data) for side in shape):
             raise ValueError(f"sides {shape}")
         count = math.prod(shape)
@@ -203,6 +213,8 @@ def read_npy(data: bytes, limit: int | None) -> NDArray[Any]:
         if count * dtype.itemsize != len(body):
             raise ValueError(f"{len(body)} bytes for an array of {dtype} {shape}")
         array = np.frombuffer(body, dtype=dtype).reshape(shape, order="F" if fortran else "C")
+    except errors.BadInput:
+        raise
     except Exception as error:  # a header is a literal and a type description: these raise errors of many kinds
         raise errors.BadInput(f"the .npy cannot be read ({type(error).__name__})") from error
     if limit is not None and count > limit:
@@ -224,7 +236,7 @@ def to_png(kind: str, data: bytes, side: int = 1024) -> bytes:
         values = one if one.dtype == np.uint8 else np.rint(one.transpose(1, 2, 0) * 255).astype(np.uint8)
         picture = Image.fromarray(values[:, :, 0] if values.ndim == 3 and values.shape[2] == 1 else values)
     else:
-        picture = pictures.decode(data, "the picture")
+        picture = _upright(pictures.decode(data, "the picture"))
     if max(picture.size) > side:
         picture.thumbnail((side, side))
     buffer = io.BytesIO()

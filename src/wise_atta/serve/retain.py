@@ -131,6 +131,18 @@ def restore(copy: Path, url: str) -> Path:
     return aside
 
 
+def is_missing(url: str) -> bool:
+    """Whether a URL names a SQLite file that is not there.
+
+    >>> is_missing("sqlite:///no-such-ledger.db"), is_missing("postgresql+psycopg://host/name")
+    (True, False)
+    """
+    try:
+        return not _file(url).is_file()
+    except errors.BadConfig:
+        return False
+
+
 def _file(url: str) -> Path:
     try:
         parsed = make_url(url)
