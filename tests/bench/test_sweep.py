@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -199,6 +200,21 @@ def test_a_killed_process_is_replaced_and_its_run_taken_up_again(tmp_path: Path)
     assert ended(), "every run was over before it could be killed"
     assert table(found) == table(expected)
     check_nothing_twice(tmp_path / "process", expected)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(120)
+def test_a_process_that_dies_between_two_runs_is_replaced(tmp_path: Path) -> None:
+    runs = expand({**GRID, "method": "bn"})
+
+    def kill(one: Experiment, result: Any) -> None:
+        for child in multiprocessing.active_children():
+            child.kill()
+            child.join()
+        time.sleep(0.5)  # until its pool has noticed
+
+    found = sweep(runs, Places(tmp_path / "process"), engine="process", report=kill)
+    assert results(found) == results(sweep(runs, Places(tmp_path / "inline")))
 
 
 @pytest.mark.heavy

@@ -119,6 +119,14 @@ class _Slot:
         self._pool: ProcessPoolExecutor | None = None
 
     def submit(self, job: Job) -> Future[Result]:
+        try:
+            return self._started().submit(perform, job.on(self.device))
+        except BrokenProcessPool:
+            # It died between two runs, which harms neither.
+            self.close()
+            return self._started().submit(perform, job.on(self.device))
+
+    def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(
                 1,
@@ -126,7 +134,7 @@ class _Slot:
                 initializer=_die_by_interrupt,
                 max_tasks_per_child=1 if self._fresh else None,
             )
-        return self._pool.submit(perform, job.on(self.device))
+        return self._pool
 
     def close(self) -> None:
         if self._pool is not None:
