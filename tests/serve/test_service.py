@@ -228,7 +228,7 @@ def test_a_stream_saved_under_another_budget_is_refused(tmp_path: Path) -> None:
     service = Service(small_model(), settings(tmp_path))
     send(service.streams["default"], 0)
     service.close()
-    with pytest.raises(errors.StateMismatch, match="ratio"):
+    with pytest.raises(errors.StateMismatch, match=r"stream 'default' .* other options.*ratio"):
         Service(small_model(), settings(tmp_path, ratio=0.25))
 
 

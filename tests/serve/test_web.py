@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import io
 import logging
@@ -16,6 +17,7 @@ from PIL import Image
 from serve.parts import pictures, settled
 from serve.web import npy, png, post, running, token
 from sqlalchemy import select
+from starlette.types import Message
 
 from wise_atta.serve import auth
 from wise_atta.serve import ledger as db
@@ -257,6 +259,25 @@ def test_a_full_queue_answers_429_with_a_time(tmp_path: Path) -> None:
         hold.set()
         first.join(30)
         post(client, 2)
+
+
+@pytest.mark.parametrize("kind", ["application/x-npy", "application/json", "multipart/form-data; boundary=x"])
+def test_whoever_hangs_up_makes_no_error(tmp_path: Path, kind: str) -> None:
+    with running(tmp_path) as (client, _):
+        sent: list[Message] = []
+        coming = iter([{"type": "http.request", "body": b"--x", "more_body": True}, {"type": "http.disconnect"}])
+
+        async def receive() -> Message:
+            return next(coming)
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        headers = [(b"host", b"localhost"), (b"content-type", kind.encode())]
+        call = {"type": "http", "method": "POST", "path": "/predict", "query_string": b"", "headers": headers}
+        asyncio.run(client.app({**call, "client": ("127.0.0.1", 9), "server": ("localhost", 80)}, receive, send))
+        assert sent[0]["status"] == 400
+        assert 'status="500"' not in client.get("/metrics").text
 
 
 def test_a_service_that_stops_says_so(tmp_path: Path) -> None:

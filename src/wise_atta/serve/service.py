@@ -259,7 +259,13 @@ class Stream:
             found = db.last_checkpoint(session, self.name)
             start = 0
             if found is not None:
-                self.state.load_state_dict(unpack(found.state))
+                try:
+                    self.state.load_state_dict(unpack(found.state))
+                except errors.StateMismatch as error:
+                    raise errors.StateMismatch(
+                        f"stream {self.name!r} of this database was begun with another model or other options; start "
+                        f"with those, or use a new stream or database. In detail: {error}"
+                    ) from error
                 start = found.seq
             for event in db.events(session, self.name, start):
                 outcome = self.state.apply(event)
