@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,12 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file, whole or not at all."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=True) + "\n")
+
+
+def write_cards(path: Path, cards: Iterable[Mapping[str, Any]]) -> None:
+    """Write many cards to one file, a line each."""
+    lines = ",\n".join(json.dumps(card, ensure_ascii=False) for card in cards)
+    write_text(path, f"[\n{lines}\n]\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:

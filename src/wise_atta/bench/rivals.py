@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from wise_atta import errors, methods
 from wise_atta.bench.experiment import Experiment
-from wise_atta.bench.record import read_json, write_json
+from wise_atta.bench.record import read_json, write_cards, write_json
 from wise_atta.bench.sweep import Places, Report, sweep
 from wise_atta.bench.table import Row, markdown, rows
 from wise_atta.bench.tune import Tuned, lay_out, tune
@@ -243,6 +242,5 @@ def setting(name: str, ratio: float = 0.5) -> Setting:
 def write_report(folder: Path, cards: Sequence[Mapping[str, Any]], text: str) -> None:
     """One JSON file with all cards, a line each, beside the tables."""
     folder.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(json.dumps(card, ensure_ascii=False) for card in cards)
-    (folder / "cards.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    write_cards(folder / "cards.json", cards)
     (folder / "table.md").write_text(text, encoding="utf-8")

@@ -9,7 +9,7 @@ from typing import Any
 from wise_atta.bench.paper import tables
 from wise_atta.bench.paper.draw import figure
 from wise_atta.bench.paper.gather import Gathered, Run
-from wise_atta.bench.record import write_json, write_text
+from wise_atta.bench.record import write_cards, write_json, write_text
 
 PAPER = "paper-data"
 
@@ -30,7 +30,7 @@ def publish(found: Gathered, out: Path) -> list[Path]:
     named = tuned if found.tuned else None
     made = f"Made by `{tables.command(found, tuned=named)}`.\n"
     write_text(table, f"{tables.text(found, tuned=named)}\n{made}")
-    write_text(cards, json.dumps([run.card for run in found.runs], indent=1, ensure_ascii=False) + "\n")
+    write_cards(cards, [run.card for run in found.runs])
     series = {str(run.card["digest"]): kept for run in found.runs if (kept := _kept(found, run))}
     if series:
         write_text(folder / "series.json", json.dumps(series) + "\n")
