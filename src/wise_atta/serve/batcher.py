@@ -15,7 +15,7 @@ from wise_atta import errors
 from wise_atta.serve.intake import Sample
 
 # How many times `max_wait_ms` a picture may wait for others while learning is behind.
-_STRETCH = 8
+_STRETCH = 2
 
 
 class Full(errors.WiseAttaError):
@@ -63,7 +63,7 @@ class Batcher:
         When a micro-batch closes.
     behind
         How many micro-batches wait to be learned. While some do and pictures keep coming, a micro-batch stays open for
-        as many times `max_wait_ms` longer, up to eight times in all: fewer, larger ones cost the learner less.
+        twice `max_wait_ms`: fewer, larger ones cost the learner less.
     max_queue
         Pictures under way, from `submit` until their future is settled, before `Full` is raised.
     name

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -88,7 +90,7 @@ def serve(
     port: Annotated[int, typer.Option(help="Port to listen on.")] = 8000,
     database: Database = DATABASE,
     max_batch: Annotated[int, typer.Option(help="Pictures of a micro-batch, and of a request, at most.")] = 64,
-    max_wait_ms: Annotated[float, typer.Option(help="How long a picture waits for others.")] = 5.0,
+    max_wait_ms: Annotated[float, typer.Option(help="How long a picture waits for others.")] = 10.0,
     max_queue: Annotated[int, typer.Option(help="Pictures under way before requests are refused.")] = 1024,
     max_lag: Annotated[int, typer.Option(help="Micro-batches waiting before updates are skipped.")] = 32,
     checkpoint_s: Annotated[float, typer.Option(help="Seconds between checkpoints.")] = 60.0,
@@ -169,7 +171,17 @@ def run(model: str, settings: Settings, host: str, port: int) -> None:
         # Below the number of files that a process may usually have open: the ledger needs some too.
         limit_concurrency=900,
     )
+    _keep_the_interpreter_responsive()
     uvicorn.Server(config).run(sockets=[listener])
+
+
+def _keep_the_interpreter_responsive() -> None:
+    """Let nobody wait for the interpreter: neither for another thread's turn nor for a search for garbage."""
+    # A request passes through several threads, and at each it may wait a whole turn of the learner's.
+    sys.setswitchinterval(0.001)
+    # What is there by now stays: to go through all of it again takes a quarter of a second.
+    gc.collect()
+    gc.freeze()
 
 
 def listen(host: str, port: int) -> socket.socket:

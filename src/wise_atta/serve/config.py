@@ -68,7 +68,7 @@ class Settings:
     classes
         Names of the classes; the model's own, or numbers, if not given.
     max_batch, max_wait_ms
-        A micro-batch closes at so many pictures, or when its first one has waited so long; up to eight times as long
+        A micro-batch closes at so many pictures, or when its first one has waited so long; up to twice as long
         while the learner is behind and pictures keep coming. A request may hold `max_batch` pictures at most.
     max_queue
         Pictures of a stream under way before requests are refused with 429.
@@ -103,7 +103,7 @@ class Settings:
     guard: bool = True
     classes: tuple[str, ...] | None = None
     max_batch: int = 64
-    max_wait_ms: float = 5.0
+    max_wait_ms: float = 10.0
     max_queue: int = 1024
     max_lag: int = 32
     checkpoint_s: float = 60.0
