@@ -102,6 +102,19 @@ def test_without_the_log_it_starts_from_a_checkpoint_and_says_that_it_is_approxi
         assert any(item["kind"] == "revoked" and item["body"]["exact"] is False for item in notices)
 
 
+@pytest.mark.parametrize(("rate", "exact"), [(2.5e-4, True), (1e-3, False)])
+def test_what_was_learned_by_other_options_is_not_called_exact(tmp_path: Path, rate: float, exact: bool) -> None:
+    def options(lr: float) -> dict[str, Any]:
+        return {"keep_log": 1, **EVERY, "options": {**EVERY["options"], "lr": lr}}
+
+    with running(tmp_path, **options(2.5e-4)) as (client, service):
+        said = fill(client, service, bad=True)
+        boss = service.boss  # type: ignore[attr-defined]
+    with running(tmp_path, **options(rate)) as (client, service):
+        done = client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss).json()
+        assert done["answers"] == len(said["bad"]) > 10 and done["exact"] is exact
+
+
 def test_a_revocation_survives_a_crash(tmp_path: Path) -> None:
     options = {"keep_log": 1, **EVERY}
     with running(tmp_path, **options) as (client, service):

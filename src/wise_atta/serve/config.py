@@ -116,6 +116,18 @@ class Settings:
     seed: int = 0
     limits: Limits = field(default_factory=Limits)
 
+    @property
+    def recipe(self) -> str:
+        """All that decides what an event teaches a given model: the same recipe and log give the same weights.
+
+        Examples
+        --------
+        >>> Settings().recipe == Settings(max_batch=8).recipe, Settings().recipe == Settings(options={"lr": 1}).recipe
+        (True, False)
+        """
+        names = ("method", "statistics", "context", "late_weight", "late_limit", "guard", "threads", "seed")
+        return repr([*(getattr(self, name) for name in names), sorted(self.options.items())])
+
     def __post_init__(self) -> None:
         if not self.streams or len(set(self.streams)) != len(self.streams):
             raise errors.BadConfig(f"streams={list(self.streams)}: name at least one, and none twice")

@@ -431,6 +431,14 @@ def notice(session: Session, stream: str | None, kind: str, **body: Any) -> None
     session.add(Notice(stream=stream, at=time.time(), kind=kind, body=body))
 
 
+def recipes(session: Session, stream: str, since: float) -> set[str]:
+    """What a stream was learned by from a moment on: by every service that was started since, and the one before it."""
+    starts = select(Notice).where(Notice.stream == stream, Notice.kind.in_(("start", "recovered")))
+    earlier = starts.where(Notice.at <= since).order_by(Notice.at.desc(), Notice.id.desc()).limit(1)
+    found = [*session.scalars(earlier), *session.scalars(starts.where(Notice.at > since))]
+    return {str(row.body.get("recipe")) for row in found}
+
+
 def events(session: Session, stream: str, after: int, until: int | None = None) -> Iterator[Event]:
     """The log of a stream, oldest first."""
     found = select(LoggedEvent).where(LoggedEvent.stream == stream, LoggedEvent.seq > after).order_by(LoggedEvent.seq)

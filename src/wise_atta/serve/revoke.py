@@ -5,6 +5,8 @@ The questions stay the ones that were asked: people were shown them and the acco
 and account are those of the live stream; tensors, anchor, statistics and guard are those of a stream that never
 heard the revoked answers.
 
+That takes a log that reaches back, and a service that was started with the same options all the while.
+
 Approximately: tensors, anchor, statistics and guard of the last checkpoint before the labels, and every other label
 learned since is learned again, all together with the next batch.
 """
@@ -119,10 +121,15 @@ def _revoked(session: Session, stream: str) -> list[Reply]:
 
 
 def _replay(session: Session, stream: Stream, first: int, without: Without) -> tuple[dict[str, Any] | None, int]:
-    """The state after the whole log without some answers; None where the log does not reach back far enough."""
+    """The state after the whole log without some answers.
+
+    None where the log does not reach back far enough, or was learned by other options than those of today.
+    """
     base = db.last_checkpoint(session, stream.name, before=first)
     start = 0 if base is None else base.seq
     if db.reaches_back_to(session, stream.name) > start:
+        return None, 0
+    if db.recipes(session, stream.name, 0.0 if base is None else base.at) != {stream.settings.recipe}:
         return None, 0
     twin = stream.make()
     if base is not None:

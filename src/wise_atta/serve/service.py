@@ -384,7 +384,8 @@ class Service:
             self.close()
             raise
         for stream in self.streams.values():
-            stream.note("recovered" if stream.recovered else "start", replayed=stream.recovered)
+            kind = "recovered" if stream.recovered else "start"
+            stream.note(kind, replayed=stream.recovered, recipe=settings.recipe)
         self.ready = True
 
     def _make(self) -> State:
