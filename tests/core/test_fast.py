@@ -9,21 +9,13 @@ import torch
 from core import nets
 from core.checks import look, same
 from core.count import Kernels
+from core.fast import METHODS
 from torch import Tensor, nn
 
 from wise_atta import Adapter, adapt, errors, who
 from wise_atta.graphs import Graphs
 from wise_atta.how import Entropy, Labels
 from wise_atta.model import Classifier, Forward, Version
-
-METHODS: dict[str, dict[str, Any]] = {
-    "tent": {},
-    "eta": {"epsilon": 0.9},
-    "sar": {"adapt": "norm"},
-    "roid": {"augment": lambda inputs, generator: inputs},
-    "eatta": {"ratio": 0.5},
-    "wise": {"ratio": 0.5, "policy": "uniform", "statistics": "batch"},
-}
 
 
 def make(method: str = "wise", kind: str = "batch-norm", **options: Any) -> Adapter:

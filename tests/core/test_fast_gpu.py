@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from core import nets
+from core.fast import METHODS
 from torch import Tensor
 
 from wise_atta import Adapter, adapt, who
@@ -15,15 +16,6 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator"),
 ]
-
-METHODS: dict[str, dict[str, Any]] = {
-    "tent": {},
-    "eta": {"epsilon": 0.9},
-    "sar": {"adapt": "norm"},
-    "roid": {"augment": lambda inputs, generator: inputs},
-    "eatta": {"ratio": 0.5},
-    "wise": {"ratio": 0.5, "policy": "uniform", "statistics": "batch"},
-}
 
 
 def make(method: str = "wise", kind: str = "batch-norm", **options: Any) -> Adapter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -199,37 +199,26 @@ def sweep_command(
     Examples: wise-atta sweep grid.yaml --jobs 4, wise-atta sweep grid.yaml --engine ray --address auto
     """
     names = None if devices is None else [name.strip() for name in devices.split(",") if name.strip()]
-    cards: dict[str, dict[str, Any]] = {}
-    runs, failure = expand(read_mapping(file)), None
-    with _progress(quiet or as_json) as show:
-
-        def report(experiment: Experiment, result: dict[str, Any] | errors.WiseAttaError) -> None:
-            show(experiment, result)
-            if isinstance(result, dict):
-                cards[experiment.digest] = result
-
-        try:
-            sweep(
-                runs,
-                Places(out, data, weights),
-                jobs=jobs or len(names or [""]),
-                engine=cast(Engine | None, engine),
-                devices=names,
-                address=address,
-                report=report,
-                again=again,
-                checkpoint=checkpoint,
-            )
-        except errors.WiseAttaError as error:
-            failure = error
-    # In the order of the grid, whichever was over first.
-    found = [cards[run.digest] for run in runs if run.digest in cards]
+    failed: dict[str, errors.WiseAttaError] = {}
+    with _progress(quiet or as_json) as report:
+        found = sweep(
+            expand(read_mapping(file)),
+            Places(out, data, weights),
+            jobs=jobs or len(names or [""]),
+            engine=cast(Engine | None, engine),
+            devices=names,
+            address=address,
+            report=report,
+            again=again,
+            checkpoint=checkpoint,
+            failed=failed,
+        )
     if as_json:
         typer.echo(json.dumps(found))
     elif found:
         typer.echo(table(found))
-    if failure is not None:
-        raise failure
+    if failed:
+        raise next(iter(failed.values()))
 
 
 @app.command("verify")
@@ -308,11 +297,7 @@ def ablation_command(
     runs = ablation.experiments(
         rivals.setting(on, ratio), _numbers(seeds, int, "seeds"), lr=lr, paper_lr=paper_lr, **fields
     )
-    with _progress(quiet) as report:
-        cards = sweep(runs, Places(out / "runs", data, weights), jobs=jobs, report=report)
-    text = ablation.table(cards) + "\n"
-    rivals.write_report(out, cards, text)
-    typer.echo(text)
+    _study(runs, out, Places(out / "runs", data, weights), jobs, quiet, ablation.table)
 
 
 @app.command("delay")
@@ -354,9 +339,21 @@ def delay_command(
         own_streams=own_streams,
         **fields,
     )
+    _study(runs, out, Places(out / "runs", data, weights), jobs, quiet, delay.table)
+
+
+def _study(
+    runs: list[Experiment],
+    out: Path,
+    places: Places,
+    jobs: int,
+    quiet: bool,
+    table_of: Callable[[list[dict[str, Any]]], str],
+) -> None:
+    """Run a study, write its cards and its table, and print the table."""
     with _progress(quiet) as report:
-        cards = sweep(runs, Places(out / "runs", data, weights), jobs=jobs, report=report)
-    text = delay.table(cards) + "\n"
+        cards = sweep(runs, places, jobs=jobs, report=report)
+    text = table_of(cards) + "\n"
     rivals.write_report(out, cards, text)
     typer.echo(text)
 

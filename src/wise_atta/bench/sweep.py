@@ -70,11 +70,12 @@ def sweep(
     again: bool = False,
     fresh: bool = False,
     checkpoint: int = 100,
+    failed: dict[str, errors.WiseAttaError] | None = None,
 ) -> list[dict[str, Any]]:
     """Run experiments that are not finished yet and give all their cards, in order.
 
-    A run that fails does not stop the others; when all are through, the first failure is raised. Numbers do not depend
-    on the engine.
+    A run that fails does not stop the others; when all are through, the first failure is raised, unless `failed` takes
+    them. Numbers do not depend on the engine.
 
     Parameters
     ----------
@@ -98,6 +99,8 @@ def sweep(
         Whether each run gets a process of its own that ends with it.
     checkpoint
         Number of batches between checkpoints.
+    failed
+        Filled with what went wrong, by the digest of the experiment; its card is then missing from the list.
     """
     if not experiments:
         raise errors.BadConfig("the grid holds no run")
@@ -112,16 +115,18 @@ def sweep(
         Job(experiment, places.of(experiment), places.data, places.weights, checkpoint=checkpoint, keep=keep)
         for experiment in todo
     ]
-    results: dict[str, dict[str, Any] | errors.WiseAttaError] = {}
+    cards: dict[str, dict[str, Any]] = {}
+    wrong: dict[str, errors.WiseAttaError] = {} if failed is None else failed
     for job, result in _each(work, jobs, engine, devices, address, fresh):
-        results[job.experiment.digest] = result
+        if isinstance(result, errors.WiseAttaError):
+            wrong[job.experiment.digest] = result
+        else:
+            cards[job.experiment.digest] = result
         if report is not None:
             report(job.experiment, result)
-    for result in results.values():
-        if isinstance(result, errors.WiseAttaError):
-            raise result
-    found = [results[experiment.digest] for experiment in experiments]
-    return [card for card in found if isinstance(card, dict)]
+    if failed is None and wrong:
+        raise next(iter(wrong.values()))
+    return [cards[experiment.digest] for experiment in experiments if experiment.digest in cards]
 
 
 def _each(

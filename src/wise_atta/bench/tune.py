@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wise_atta import errors
+from wise_atta.bench.engines import Result
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.sweep import Places, Report, sweep
 
@@ -111,20 +111,14 @@ def lay_out(experiment: Experiment, *, on: str | None = None, grid: Mapping[str,
 
 def tune(grids: Sequence[Grid], places: Places, *, jobs: int = 1, report: Report | None = None) -> list[Tuned]:
     """Run every trial of every grid. A trial that diverges is the worst of its grid, and does not stop the others."""
-    found: dict[str, dict[str, Any] | errors.WiseAttaError] = {}
-
-    def note(run: Experiment, result: dict[str, Any] | errors.WiseAttaError) -> None:
-        found[run.digest] = result
-        if report is not None:
-            report(run, result)
-
-    # The sweep raises the first failure; which of them are answers, such as a rate too high, is told apart below.
-    with contextlib.suppress(errors.NotFinite):
-        sweep([run for grid in grids for run in grid.runs], places, jobs=jobs, report=note)
+    failed: dict[str, errors.WiseAttaError] = {}
+    runs = [run for grid in grids for run in grid.runs]
+    cards = sweep(runs, places, jobs=jobs, report=report, failed=failed)
+    found: dict[str, Result] = {**{card["digest"]: card for card in cards}, **failed}
     return [_gather(grid, found) for grid in grids]
 
 
-def _gather(grid: Grid, found: Mapping[str, dict[str, Any] | errors.WiseAttaError]) -> Tuned:
+def _gather(grid: Grid, found: Mapping[str, Result]) -> Tuned:
     pairs = zip(grid.points, grid.runs, strict=True)
     tuned = Tuned(grid.method, grid.data, tuple(_trial(point, found[run.digest]) for point, run in pairs))
     if math.isinf(tuned.best.error):
@@ -132,8 +126,8 @@ def _gather(grid: Grid, found: Mapping[str, dict[str, Any] | errors.WiseAttaErro
     return tuned
 
 
-def _trial(point: dict[str, Any], result: dict[str, Any] | errors.WiseAttaError) -> Trial:
-    if isinstance(result, errors.NotFinite):
+def _trial(point: dict[str, Any], result: Result) -> Trial:
+    if isinstance(result, errors.NotFinite):  # a rate too high is an answer too
         return Trial(point, math.inf, 0)
     if isinstance(result, errors.WiseAttaError):
         raise result

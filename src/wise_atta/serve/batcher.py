@@ -137,8 +137,8 @@ class Batcher:
                     return []
                 self._more.wait()
             while not self._closed and self._waiting() < self.max_batch:
-                stretch = min(1 + self.behind(), _STRETCH)
-                until = min(self._jobs[0].at + stretch * self.max_wait, self._jobs[-1].at + self.max_wait)
+                longest = self.max_wait * (_STRETCH if self.behind() else 1)
+                until = min(self._jobs[0].at + longest, self._jobs[-1].at + self.max_wait)
                 left = until - time.monotonic()
                 if left <= 0 or not self._more.wait(left):
                     break
