@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -171,33 +170,26 @@ def test_the_command_writes_it_and_names_what_is_broken(tmp_path: Path, capsys: 
 
 @pytest.mark.heavy
 @pytest.mark.browser
-def test_tables_sort_and_lines_hide_in_a_browser(tmp_path: Path) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None:
-        pytest.skip("needs a browser: install chromium")
+def test_tables_sort_and_lines_hide_in_a_browser(tmp_path: Path, browser: Any) -> None:
     file = tmp_path / "report.html"
     file.write_text(report.html(some(tmp_path / "runs"), replicates=20))
-    with sync_api.sync_playwright() as engine:
-        # As root, chromium runs only without its sandbox; the page is our own.
-        browser = engine.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        tab = browser.new_page(viewport={"width": 390, "height": 844})
-        wrong: list[str] = []
-        tab.on("pageerror", lambda error: wrong.append(str(error)))
-        tab.goto(file.as_uri())
-        assert tab.evaluate("document.documentElement.scrollWidth") == 390, "a phone need not scroll sideways"
-        head = tab.locator("th.by", has_text="error %").first
-        orders = []
-        for _ in range(2):
-            head.click()
-            cells = tab.locator("section table tbody tr td:nth-child(2)").all_inner_texts()
-            orders.append([float(cell.split()[0]) for cell in cells[:3]])
-        assert orders[0] == sorted(orders[0]) and orders[1] == orders[0][::-1]
-        tab.locator(".names button").first.click()
-        assert tab.locator('g[data-of="0-0"]').first.is_hidden() and tab.locator('g[data-of="0-1"]').first.is_visible()
-        chart = tab.locator("svg[data-chart]").first
-        chart.scroll_into_view_if_needed()
-        chart.hover(position={"x": 200, "y": 60})
-        assert "batch" in tab.locator("#tip").inner_text() and "tent" not in tab.locator("#tip").inner_text()
-        browser.close()
+    tab = browser.new_page(viewport={"width": 390, "height": 844})
+    wrong: list[str] = []
+    tab.on("pageerror", lambda error: wrong.append(str(error)))
+    tab.goto(file.as_uri())
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390, "a phone need not scroll sideways"
+    head = tab.locator("th.by", has_text="error %").first
+    orders = []
+    for _ in range(2):
+        head.click()
+        cells = tab.locator("section table tbody tr td:nth-child(2)").all_inner_texts()
+        orders.append([float(cell.split()[0]) for cell in cells[:3]])
+    assert orders[0] == sorted(orders[0]) and orders[1] == orders[0][::-1]
+    tab.locator(".names button").first.click()
+    assert tab.locator('g[data-of="0-0"]').first.is_hidden() and tab.locator('g[data-of="0-1"]').first.is_visible()
+    chart = tab.locator("svg[data-chart]").first
+    chart.scroll_into_view_if_needed()
+    chart.hover(position={"x": 200, "y": 60})
+    assert "batch" in tab.locator("#tip").inner_text() and "tent" not in tab.locator("#tip").inner_text()
+    tab.close()
     assert wrong == []

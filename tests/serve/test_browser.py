@@ -5,8 +5,6 @@ Drives Debian's chromium. Time in a page is moved by hand where seconds would ha
 
 from __future__ import annotations
 
-import os
-import shutil
 import socket
 import threading
 import time
@@ -33,24 +31,6 @@ pytestmark = [pytest.mark.heavy, pytest.mark.browser]
 
 WAIT = 30_000
 ROLES = {"camera": "client", "ann": "annotator", "bob": "annotator", "eve": "admin"}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        program = None
-    if program is None:
-        message = "needs a browser: install chromium and the Python package playwright"
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{message} (a skip counts as a failure under CI=true)")
-        pytest.skip(message)
-    with sync_playwright() as playwright:
-        # As root, chromium runs only without its sandbox; the pages are our own.
-        arguments = ["--disable-dev-shm-usage", *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-        yield playwright.chromium.launch(executable_path=program, args=arguments)
 
 
 class Site:
