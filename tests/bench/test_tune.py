@@ -14,6 +14,7 @@ from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.sweep import Places
 from wise_atta.bench.tune import Trial, Tuned, lay_out, tune
 from wise_atta.bench.verify import once
+from wise_atta.methods.eata import PRESETS
 
 SCORED = Experiment.parse(
     {"method": "tent", "data": "digits+c", "model": "digits", "stream": {"limit": 32}, "batch": 16, "threads": 1}
@@ -78,3 +79,8 @@ def test_what_is_run_with_one_seed_gives_the_same_with_another(method: str) -> N
     first, other = (run["results"]["by_domain"] for run in runs)
     # eata measures what the source model must keep on source pictures that it draws.
     assert (first == other) == (method in rivals.WITHOUT_CHANCE)
+
+
+def test_eata_has_the_published_constants_of_cifar10() -> None:
+    mine, published = rivals.setting("cifar10").options["eata"], PRESETS["cifar10-c"]
+    assert mine == {name: published[name] for name in ("epsilon", "fisher_weight")}

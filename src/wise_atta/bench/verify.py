@@ -8,7 +8,7 @@ sets in, and an error within its own `spread`, measured by runs with nudged weig
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,10 +75,19 @@ def spread(
         found.append(card["results"]["error"])
         if report is not None:
             report(number, found[-1])
+    return summarise(found)
+
+
+def summarise(found: Sequence[float]) -> dict[str, Any]:
+    """What a card keeps of the errors of nudged runs.
+
+    >>> summarise([10.0, 10.5, 11.0])["high"]
+    12.0
+    """
     mean, deviation = float(np.mean(found)), float(np.std(found, ddof=1))
     return {
         "nudge": NUDGE,
-        "errors": found,
+        "errors": list(found),
         "low": min(*found, mean - 3 * deviation),
         "high": max(*found, mean + 3 * deviation),
         "mean": mean,
