@@ -225,10 +225,12 @@ def watched(adapter: wa.Adapter, clock: Clock) -> Iterator[None]:
     places: list[tuple[Any, str, str | Callable[..., str]]] = [
         (classifier, "forward", which),
         (classifier, "gradients", "backward"),
+        (classifier, "pull", "backward"),
         (update.optimizer, "step", "optimizer"),
         (update.optimizer, "move", "optimizer"),
         (adapter.policy, "decide", "policy"),
         (adapter.selector, "pick", "policy"),
+        (adapter.selector, "best", "policy"),
         *((adapter, name, "policy") for name in ("_ask", "_settle", "_checked", "_labels")),
         (Query, "of", "policy"),
         (update, "objective", "loss"),
@@ -437,8 +439,7 @@ class Bench:
                 ("tent", adapter("tent", mode, lr=LR)),
                 ("predict", adapter("bn", mode, learn=False)),
             ]
-            if "compile" not in mode.options:
-                ways.append(("wise, light", adapter("wise", mode, **light)))
+            ways.append(("wise, light", adapter("wise", mode, **light)))
             if group.methods and mode is EAGER:
                 ways += [(name, adapter(name, mode, lr=LR, **METHODS[name])) for name in METHODS if name != "tent"]
             cases += [Case(name, mode.name, make, **own) for name, make in ways]

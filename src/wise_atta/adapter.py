@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from wise_atta.view import View
 from wise_atta.what import Drift, Selector
 from wise_atta.when import Count, Decision, Never, Policy, Utility
 from wise_atta.who import Annotator, Answered, AnswerLike, Counts, Desk, Query, as_batch
+from wise_atta.who.query import to_host
 
 Context: TypeAlias = Literal["own", "current", "source"]
 _VERSION = 1
@@ -227,7 +229,7 @@ class Adapter:
     def _infer(self, batch: Batch) -> Prediction:
         forward = self._answering(batch.inputs)
         logits = forward.logits if self.shadow else self.update.output(forward)
-        (all_finite,) = self._read(_all_finite(batch.inputs, forward.logits).double().unsqueeze(0))
+        (all_finite,) = self._send(_all_finite(batch.inputs, forward.logits).double().unsqueeze(0))()
         self._require_finite(batch.inputs, logits, bool(all_finite))
         return Prediction(logits, spent=self.policy.spent, allowed=self.policy.allowed)
 
@@ -235,7 +237,9 @@ class Adapter:
         began, work = time.perf_counter(), replace(self.classifier.work)
         # Where only selected batches learn, it is not known yet whether this one will. On an accelerator a graph takes
         # memory but no time, so it is kept just in case; on a CPU fresh memory costs time too.
-        unsure = self.update.only_selected and (not ask or self.classifier.device.type == "cpu")
+        want = (count if self.labels is None else min(self.labels, count)) if ask else 0
+        least, most = self._foresee(want, count)
+        unsure = self.update.only_selected and (most == 0 or self.classifier.device.type == "cpu")
         graph = learn and self.update.needs_graph and not unsure
         self._drop_graph()
         forward = self.classifier.forward(batch.inputs, grad=graph)
@@ -250,20 +254,31 @@ class Adapter:
             prepared = forward.prepared = self.update.objective.prepare(logits)
         if prepared is not None:
             numbers.append(prepared.count.double())
-        read = self._read(torch.stack(numbers))
+        sent = torch.stack(numbers)
+        ranked = self._ranking() if least else None
+        if ranked is not None:
+            # It is certain that questions will be asked: the scores of the samples go along.
+            sent = torch.cat([sent, ranked.scores(view).to(sent)])
+        arrived = self._send(sent)
+        if prepared is not None and most == 0 and (self._desk is None or self._desk.clear):
+            # It is certain that nothing but the batch itself will be learned: the device need not wait for the host.
+            self.update.start_early(forward)
+        read = arrived()
         all_finite, score = read[0], read[1] if ask else float("nan")
         if prepared is not None:
-            prepared.kept = read[-1]
+            prepared.kept = read[len(numbers) - 1]
         self._require_finite(batch.inputs, logits, bool(all_finite))
         scored = self._answering(batch.inputs).logits if self.shadow else self.update.output(forward)
 
         queries: list[Query] = []
         if ask:
-            want = count if self.labels is None else min(self.labels, count)
             granted = want if self._free else self.policy.decide(score, want=want, samples=count)
             before = self.selector.state_dict()
             try:
-                rows = self.selector.pick(view, granted) if granted else []
+                if granted and ranked is not None:
+                    rows = ranked.best(view, granted, lambda: np.array(read[len(numbers) :]))
+                else:
+                    rows = self.selector.pick(view, granted) if granted else []
                 queries = self._questions(batch, number, rows, logits)
                 self._ask(queries, forward, logits.shape[1])
             except BaseException:
@@ -286,7 +301,9 @@ class Adapter:
             view=view,
         )
         if learn:
-            out._inputs, out._forward, out._owner = batch.inputs, forward, self
+            # A policy of one's own may grant what it did not foresee: then the forward is repeated, with its graph.
+            out._forward = None if queries and forward.early is not None else forward
+            out._inputs, out._owner = batch.inputs, self
             self._latest = out
         if ask:
             out._decision = self.policy.last
@@ -294,10 +311,32 @@ class Adapter:
         out._seconds = time.perf_counter() - began
         return out
 
-    def _read(self, numbers: Tensor) -> list[float]:
-        """Bring to the host whether all is finite and, where there is one, the score."""
-        read: list[float] = numbers.tolist()
-        return read
+    def _foresee(self, want: int, count: int) -> tuple[int, int]:
+        """The fewest and the most questions that this batch can bring, as far as it pays to know."""
+        if not self.classifier.quick or want == 0:
+            return 0, want
+        return (want, want) if self._free else self.policy.foresee(want, samples=count)
+
+    def _ranking(self) -> Selector | None:
+        """The selector, if it is one that picks by its scores alone and these may be worked out ahead."""
+        known = isinstance(self.selector, Selector) and type(self.selector).pick is Selector.pick
+        return self.selector if known else None
+
+    def _send(self, numbers: Tensor) -> Callable[[], list[float]]:
+        """Set numbers on their way to the host: whether all is finite, the score, … What is given waits for them."""
+        if not numbers.is_cuda:
+            return numbers.tolist
+        pinned = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        pinned.copy_(numbers, non_blocking=True)
+        sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        sent.record()
+
+        def arrived() -> list[float]:
+            sent.synchronize()
+            read: list[float] = pinned.tolist()
+            return read
+
+        return arrived
 
     def _questions(self, batch: Batch, number: int, rows: Sequence[int], logits: Tensor) -> list[Query]:
         return [Query.of(batch, number, row, logits) for row in rows]
@@ -332,7 +371,7 @@ class Adapter:
         if queries:
             used = forward.statistics if self.context == "own" else None
             # On the CPU like the question itself: it may wait for long, and be saved and loaded elsewhere.
-            context = None if used is None else {"values": used.values.cpu(), "batch": used.batch}
+            context = None if used is None else {"values": to_host([used.values])[0].clone(), "batch": used.batch}
             self._desk.ask(queries, [context] * len(queries))
 
     def _drop_graph(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
@@ -276,10 +276,17 @@ class SharedClassifier(Classifier):
         return replace(part, logits=logits, features=self.ranks.gather_rows(part.features.detach(), shares))
 
     def gradients(
-        self, loss: Tensor, version: Version, groups: Sequence[str], *, retain_graph: bool = False, head: bool = False
+        self,
+        loss: Tensor,
+        version: Version,
+        groups: Sequence[str],
+        *,
+        slope: Tensor | None = None,
+        retain_graph: bool = False,
+        head: bool = False,
     ) -> dict[str, list[Tensor]]:
         """As for `Classifier`, of the loss over all ranks' rows: what every rank's own rows are due, summed."""
-        found = super().gradients(loss, version, groups, retain_graph=retain_graph, head=head)
+        found = super().gradients(loss, version, groups, slope=slope, retain_graph=retain_graph, head=head)
         grads = [grad for group in groups for grad in found[group]]
         if not grads:
             return found
@@ -384,9 +391,9 @@ class SharedAdapter(Adapter):
         ]
         return out
 
-    def _read(self, numbers: Tensor) -> list[float]:
+    def _send(self, numbers: Tensor) -> Callable[[], list[float]]:
         said = torch.stack(self.ranks.gather(numbers)).tolist()
-        return [min(row[0] for row in said), *said[0][1:]]
+        return lambda: [min(row[0] for row in said), *said[0][1:]]
 
     def _questions(self, batch: Batch, number: int, rows: Sequence[int], logits: Tensor) -> list[Query]:
         own = self.classifier.own(batch.inputs)

@@ -167,10 +167,14 @@ class _Replayed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *given: Tensor | None) -> Any:
-        current = None if ctx.plan._token is None else ctx.plan._token()
-        if current is not ctx.token:
-            raise RuntimeError("a later forward has taken the memory of this one: its gradient was asked for too late")
-        return None, None, None, None, ctx.plan.backward(given)
+        return None, None, None, None, _gradient(ctx, given)
+
+
+def _gradient(ctx: Any, given: Sequence[Tensor | None]) -> Tensor:
+    plan: Plan = ctx.plan
+    if plan._token is None or plan._token() is not ctx.token:
+        raise RuntimeError("a later forward has taken the memory of this one: its gradient was asked for too late")
+    return plan.backward(given)
 
 
 class Graphs:
@@ -201,6 +205,15 @@ class Graphs:
             rest: list[Tensor] = []
             logits, features = _Replayed.apply(plan, inputs, running, rest, flat)
             return logits, features, rest, plan.recorded
+
+    def pull(self, logits: Tensor, slope: Tensor) -> Tensor | None:
+        """The gradient of all adapted values, once, for a slope in the logits; None if they were not recorded."""
+        node = logits.grad_fn
+        if not isinstance(getattr(node, "plan", None), Plan):
+            return None
+        gradient = _gradient(node, (slope, None))
+        self.done()
+        return gradient
 
     def done(self) -> None:
         """The gradient of the last forward was taken."""

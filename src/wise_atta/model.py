@@ -30,6 +30,8 @@ from wise_atta.stream import Inputs, leaves, size, tree_map
 
 StatisticsMode: TypeAlias = Literal["batch", "source", "mixed", "ema", "renorm"]
 Spec: TypeAlias = str | Sequence[str]
+# By group: one tensor each, or the whole group as a slice of a flat vector.
+Gradients: TypeAlias = Mapping[str, Sequence[Tensor] | Tensor]
 
 # Offsets in a flat vector are multiples of this, so that every view starts on a 256-byte boundary (float32).
 _ALIGN = 64
@@ -58,7 +60,8 @@ class Forward:
     """What one pass over a batch gave, with its graph if there is one.
 
     `scored` is the prediction that counts where a method's is not the logits, once it was computed. `prepared` is what
-    an objective worked out while the device was still busy with the forward.
+    an objective worked out while the device was still busy with the forward, `early` the gradients of an update that
+    was begun then: the graph is used up.
     """
 
     inputs: Inputs
@@ -68,6 +71,7 @@ class Forward:
     statistics: Statistics | None = None
     scored: Tensor | None = None
     prepared: Any = None
+    early: Gradients | None = None
 
 
 @dataclass(eq=False)
@@ -616,12 +620,28 @@ class Classifier:
             replica.features = None
         return self._subset(output)
 
+    def pull(self, forward: Forward, slope: Tensor, groups: Sequence[str]) -> Gradients:
+        """The gradients of a loss whose slope in the logits is known: the network's backward and nothing else."""
+        whole = None if self._graphs is None else self._graphs.pull(forward.logits, slope)
+        if whole is None:
+            return self.gradients(forward.logits, forward.version, groups, slope=slope)
+        self.work.backwards += 1
+        return {group: whole[self.layout.slices[group]] for group in groups}
+
     def gradients(
-        self, loss: Tensor, version: Version, groups: Sequence[str], *, retain_graph: bool = False, head: bool = False
+        self,
+        loss: Tensor,
+        version: Version,
+        groups: Sequence[str],
+        *,
+        slope: Tensor | None = None,
+        retain_graph: bool = False,
+        head: bool = False,
     ) -> dict[str, list[Tensor]]:
         """∂loss/∂tensor for the tensors of each group; zeros where the loss does not depend on one.
 
-        `head` says that the loss comes from cached features through the head alone: that is no backward of the network.
+        With a `slope`, `loss` stands for tensors that the loss depends on, and the slope for how. `head` says that the
+        loss comes from cached features through the head alone: that is no backward of the network.
         """
         names = [name for group in groups for name in self.layout.groups[group]]
         if not names:
@@ -629,11 +649,11 @@ class Classifier:
         self.work.backwards += not head
         with self._products():
             if version._whole and not head:
-                found = self._gradients_of_whole(loss, version, names, retain_graph)
+                found = self._gradients_of_whole(loss, version, names, slope, retain_graph)
             else:
                 tensors = [version.tensors[name] for name in names]
                 grads = torch.autograd.grad(
-                    loss, tensors, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
+                    loss, tensors, slope, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
                 )
                 found = dict(zip(names, grads, strict=True))
         if self._graphs is not None and not retain_graph and not head:
@@ -641,11 +661,12 @@ class Classifier:
         return {group: [found[name] for name in self.layout.groups[group]] for group in groups}
 
     def _gradients_of_whole(
-        self, loss: Tensor, version: Version, names: Sequence[str], retain_graph: bool
+        self, loss: Tensor, version: Version, names: Sequence[str], slope: Tensor | None, retain_graph: bool
     ) -> dict[str, Tensor]:
         """The same for a loss of which a part, or all, comes from a recorded network."""
         apart = [version.tensors[name] for name in names] if version._tensors else []
-        whole, *grads = torch.autograd.grad(loss, [version.whole, *apart], retain_graph=retain_graph, allow_unused=True)
+        leaves = [version.whole, *apart]
+        whole, *grads = torch.autograd.grad(loss, leaves, slope, retain_graph=retain_graph, allow_unused=True)
         found = self.layout.views(torch.zeros_like(version.flat) if whole is None else whole)
         for name, grad in zip(names, grads, strict=False):
             found[name] = found[name] if grad is None else found[name] + grad

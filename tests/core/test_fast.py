@@ -16,6 +16,7 @@ from wise_atta import Adapter, adapt, errors, who
 from wise_atta.graphs import Graphs
 from wise_atta.how import Entropy, Labels
 from wise_atta.model import Classifier, Forward, Version
+from wise_atta.when import BudgetPaced
 
 
 def make(method: str = "wise", kind: str = "batch-norm", **options: Any) -> Adapter:
@@ -140,6 +141,102 @@ def test_the_prepared_loss_has_the_value_and_the_gradient_of_the_plain_one(
     else:
         torch.testing.assert_close(quick, loss)
         torch.testing.assert_close(quick_slope, slope)
+
+
+def test_the_slope_of_the_labels_is_the_gradient_of_their_loss() -> None:
+    logits = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
+    labels = Labels([4, 1], [2, 0], weights=[0.5, 2.0])
+    (wanted,) = torch.autograd.grad(0.9 * labels.loss(logits[labels.rows]), logits)
+    found = torch.zeros_like(logits)
+    labels.slope(logits, 0.9, into=found)
+    torch.testing.assert_close(found, wanted)
+
+
+# -- what the host need not be waited for ------------------------------------------------------------------------------
+
+
+class Told(BudgetPaced):
+    """Grants what it is told to, and foresees nothing of it."""
+
+    wishes: ClassVar[list[int]] = []
+
+    def _wish(self, score: float, want: int, units: int) -> tuple[int, float, float]:
+        return self.wishes.pop(0), 0.0, 0.0
+
+    def _bounds(self, want: int, units: int) -> tuple[int, int]:
+        return 0, 0
+
+
+def steps_of(adapter: Adapter, n: int = 4) -> list[tuple[int, int, int]]:
+    """Forwards and backwards of each predict, and backwards of each learn."""
+    found = []
+    for number in range(1, n + 1):
+        before = adapter.classifier.work.forwards, adapter.classifier.work.backwards
+        out = adapter.predict(nets.batch(number=number, dtype=torch.float32))
+        between = adapter.classifier.work.forwards, adapter.classifier.work.backwards
+        adapter.learn(out, {query.id: nets.truth(query) for query in out.queries})
+        after = adapter.classifier.work.backwards
+        found.append((between[0] - before[0], between[1] - before[1], after - between[1]))
+    return found
+
+
+def test_the_backward_of_a_batch_that_cannot_be_asked_about_begins_in_predict() -> None:
+    assert steps_of(make(policy="uniform", annotator=None, precision="fp32")) == [(1, 1, 0), (2, 0, 1)] * 2
+    assert steps_of(make("tent", precision="fp32"), 2) == [(1, 1, 0)] * 2
+    assert steps_of(make(policy="uniform", annotator=None), 2) == [(1, 0, 1), (2, 0, 1)], "the plain way waits"
+
+
+def test_it_does_not_where_a_late_answer_may_come() -> None:
+    adapter = make(policy="uniform", annotator=None, precision="fp32")
+    for number in (1, 2):
+        out = adapter.predict(nets.batch(number=number, dtype=torch.float32))
+        adapter.learn(out)
+    assert len(out.queries) == 1
+    before = adapter.classifier.work.backwards
+    late = adapter.predict(nets.batch(number=3, dtype=torch.float32))
+    assert adapter.classifier.work.backwards == before
+    step = adapter.learn(late, {out.queries[0].id: 1})
+    assert step.late == 1 and adapter.classifier.work.backwards == before + 1
+
+
+def test_a_prediction_that_is_never_learned_has_changed_nothing() -> None:
+    adapter = make("tent", precision="fp32")
+    play(adapter, 3)
+    before = adapter.update.state_dict()
+    adapter.predict(nets.batch(number=4, dtype=torch.float32))
+    assert same(adapter.update.state_dict(), before)
+    bad = nets.batch(number=5, dtype=torch.float32)
+    bad[0] = torch.nan
+    with pytest.raises(errors.NotFinite):
+        adapter.predict(bad)
+    assert same(adapter.update.state_dict(), before)
+
+
+def test_a_policy_that_grants_what_it_did_not_foresee_costs_a_forward_and_nothing_else() -> None:
+    found = []
+    for options in ({}, {"precision": "fp32"}):
+        adapter = make(policy=Told(0.5), annotator=None, **options)
+        Told.wishes[:] = [0, 1, 0, 1]
+        steps_of(adapter)
+        assert adapter.counts.learned == 2
+        found.append(adapter)
+    assert moved(found[0]) > 1e-3 and distance(*found) < 1e-5
+
+
+@pytest.mark.parametrize("selector", ["drift", "max-entropy", "margin", "random", "perturbation"])
+def test_a_batch_that_is_certain_to_be_asked_about_is_read_once(selector: str) -> None:
+    found = []
+    for options in ({}, {"precision": "fp32"}):
+        adapter, sent = make(policy="uniform", selector=selector, **options), []
+        plain = adapter._send
+        adapter._send = lambda numbers, plain=plain, sent=sent: sent.append(len(numbers)) or plain(numbers)  # type: ignore[method-assign]
+        asked = []
+        adapter.on_step(lambda step, asked=asked: asked.append(step.asked))
+        play(adapter, 6)
+        found.append((asked, sent))
+    (asked, sent), (quick_asked, quick_sent) = found
+    assert asked == quick_asked and sum(map(len, asked)) == 3, "the same questions"
+    assert sent == [2] * 6 and quick_sent == [3, 3 + 8] * 3
 
 
 # -- recomputed blocks -------------------------------------------------------------------------------------------------

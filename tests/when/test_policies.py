@@ -72,6 +72,39 @@ def test_no_stream_overspends(make: Callable[[], Policy], stream: list, expired:
 @every_policy
 @some
 @given(stream=batches)
+def test_what_is_foreseen_holds_and_changes_nothing(make: Callable[[], Policy], stream: list) -> None:
+    subject = make()
+    for score, want, samples in stream:
+        before = pickle.dumps(subject.state_dict())
+        least, most = subject.foresee(want, samples)
+        assert pickle.dumps(subject.state_dict()) == before
+        assert least <= subject.decide(score, want, samples) <= most <= want
+
+
+@pytest.mark.parametrize("make", [POLICIES[name] for name in ("uniform", "random", "random-exact", "always", "never")])
+@some
+@given(stream=batches)
+def test_a_policy_that_is_blind_to_scores_knows_what_it_will_grant(make: Callable[[], Policy], stream: list) -> None:
+    subject = make()
+    for score, want, samples in stream:
+        foreseen = subject.foresee(want, samples)
+        granted = subject.decide(score, want, samples)
+        assert foreseen == (granted, granted)
+
+
+def test_a_paced_policy_knows_when_it_must_ask_and_when_it_cannot() -> None:
+    subject = BudgetPaced(0.5, slack=0.5)
+    assert subject.foresee() == (0, 0), "no label is earned before the second batch"
+    subject.decide(1.0)
+    assert subject.foresee() == (1, 1), "a whole label behind"
+    subject = BudgetPaced(0.5, slack=5)
+    subject.decide(1.0)
+    assert subject.foresee() == (0, 1)
+
+
+@every_policy
+@some
+@given(stream=batches)
 def test_undo_is_as_if_the_batch_had_not_come(make: Callable[[], Policy], stream: list) -> None:
     tried, twin = make(), make()
     for score, want, samples in stream:

@@ -7,10 +7,10 @@ from torch import Tensor
 from wise_atta import errors
 from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
-from wise_atta.how.objective import Entropy, Objective
+from wise_atta.how.objective import Entropy, Objective, Prepared
 from wise_atta.how.optimizer import Kind, Optimizer
 from wise_atta.how.update import Update, skipped
-from wise_atta.model import Classifier, Forward, Spec
+from wise_atta.model import Classifier, Forward, Gradients, Spec
 
 
 class Descend(Update):
@@ -58,15 +58,30 @@ class Descend(Update):
     def make_optimizer(self, model: Classifier) -> Optimizer:
         return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
+    def start_early(self, forward: Forward) -> None:
+        forward.early = self._by_slope(forward, forward.prepared)
+
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        loss = self.objective(self.model, forward, labels)
-        if loss is None:
-            return skipped()
-        gradients = self.model.gradients(loss, forward.version, ["adapted"])
+        prepared = forward.prepared
+        loss: Tensor | None
+        gradients: Gradients
+        if isinstance(prepared, Prepared):
+            if not prepared.kept:
+                return skipped()
+            gradients = forward.early or self._by_slope(forward, prepared)
+            loss = prepared.value()
+        else:
+            loss = self.objective(self.model, forward, labels)
+            if loss is None:
+                return skipped()
+            gradients = self.model.gradients(loss, forward.version, ["adapted"])
         self.optimizer.step(gradients, publish=self._source is None)
         if self._source is not None:
             self.optimizer.move(self.optimizer.flat.lerp(self._source, self.pull))
         return {"loss": loss.detach()}
+
+    def _by_slope(self, forward: Forward, prepared: Prepared) -> Gradients:
+        return self.model.pull(forward, prepared.slope(), ["adapted"])
 
     def __repr__(self) -> str:
         parts = f"{self.objective!r}, adapt={self.adapts['adapted']!r}, lr={self.lr}, optimizer={self.kind!r}"

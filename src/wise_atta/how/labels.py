@@ -87,6 +87,13 @@ class Labels:
             features.append(own.features)
         return torch.cat(logits), torch.cat(features)
 
+    def slope(self, logits: Tensor, weight: float, into: Tensor) -> None:
+        """Add weight·∂L_sup/∂logits of a batch whose labels are all prompt: at a labelled row p − 1[y], for each w."""
+        for row, label, own in zip(self.rows, self.labels, self.weights, strict=True):
+            difference = logits[row].detach().softmax(dim=0)
+            difference[label].sub_(1)
+            into[row].add_(difference, alpha=weight * own / len(self))
+
     def loss(self, logits: Tensor) -> Tensor:
         """L_sup = (1/|Q|) Σ w·(−log p_y), with w = 1 unless an answer says otherwise."""
         _, targets, weights = self.on(logits)

@@ -23,28 +23,51 @@ class Prepared:
     ----------
     each, keep, rise
         The objective of each sample, 1 where it counts and 0 where not, and what it rises with in each logit.
+    with_labelled
+        Whether labelled samples count too.
+
+    Attributes
+    ----------
+    count, kept
+        How many samples it keeps: on the device, and on the host as soon as that has been read.
     """
 
-    def __init__(self, each: Tensor, keep: Tensor, rise: Tensor) -> None:
-        self.each, self.keep, self.rise = each, keep, rise
+    def __init__(self, each: Tensor, keep: Tensor, rise: Tensor, with_labelled: bool) -> None:
+        self.each, self.keep, self.rise, self.with_labelled = each, keep, rise, with_labelled
         self.count = keep.sum()
-        self.mean = self._mean(keep, rise)
         self.kept: float | None = None
 
-    def _mean(self, keep: Tensor, rise: Tensor) -> tuple[Tensor, Tensor]:
-        count = keep.sum().clamp_min(1)
-        return (self.each * keep).sum() / count, rise / count
+    def slope(self, weight: float = 1.0, labels: Labels | None = None) -> Tensor:
+        """weight·∂mean/∂logits, a tensor of the caller's own; zero where nothing is kept."""
+        rows = self._left_out(labels)
+        slope = self.rise * (weight / self._among(rows).clamp_min(1))
+        for row in rows:
+            slope[row].zero_()
+        return slope
 
-    def loss(self, forward: Forward, rows: Sequence[int], labels: Labels) -> Tensor | None:
-        """The mean without these rows; None if nothing was kept to begin with."""
+    def value(self, labels: Labels | None = None) -> Tensor:
+        """The mean; zero where nothing is kept."""
+        rows = self._left_out(labels)
+        total = (self.each * self.keep).sum()
+        for row in rows:
+            total = total - self.each[row] * self.keep[row]
+        return total / self._among(rows).clamp_min(1)
+
+    def loss(self, forward: Forward, labels: Labels) -> Tensor | None:
+        """The mean as a part of the forward's graph; None if nothing was kept to begin with."""
         if self.kept == 0:
             return None
-        mean, slope = self.mean
-        if rows:
-            index = labels.on(forward.logits)[0]
-            mean, slope = self._mean(self.keep.index_fill(0, index, 0), self.rise.index_fill(0, index, 0))
-        value: Tensor = _Sloped.apply(forward.logits, mean, slope)
+        value: Tensor = _Sloped.apply(forward.logits, self.value(labels), self.slope(labels=labels))
         return value
+
+    def _left_out(self, labels: Labels | None) -> Sequence[int]:
+        return () if labels is None or self.with_labelled else labels.rows
+
+    def _among(self, rows: Sequence[int]) -> Tensor:
+        count = self.count
+        for row in rows:
+            count = count - self.keep[row]
+        return count
 
 
 class _Sloped(torch.autograd.Function):
@@ -100,7 +123,7 @@ class Entropy(Objective):
 
     def __call__(self, model: Classifier, forward: Forward, labels: Labels) -> Tensor | None:
         if isinstance(forward.prepared, Prepared):
-            return forward.prepared.loss(forward, [] if self.below is None else labels.rows, labels)
+            return forward.prepared.loss(forward, labels)
         entropy = signals.entropy(forward.logits)
         if self.below is None:
             return entropy.mean()
@@ -115,7 +138,7 @@ class Entropy(Objective):
         keep = torch.ones_like(entropy) if self.below is None else confident(entropy, logits.shape[1], self.below)
         keep = keep.to(entropy.dtype)
         rise = -p * (log_p + entropy.unsqueeze(1)) * keep.unsqueeze(1)  # ∂H/∂z = −p·(log p + H)
-        return Prepared(entropy, keep, rise)
+        return Prepared(entropy, keep, rise, with_labelled=self.below is None)
 
     def __repr__(self) -> str:
         return f"Entropy(below={self.below})"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from wise_atta import errors
-from wise_atta.model import Classifier
+from wise_atta.model import Classifier, Gradients
 
 Kind: TypeAlias = Literal["sgd", "adam"]
 
@@ -65,7 +64,7 @@ class Optimizer:
             raise errors.unknown("optimizer", kind, ("sgd", "adam"))
         self._fresh = self._torch.state_dict()
 
-    def step(self, gradients: Mapping[str, list[Tensor]], lr: float | None = None, *, publish: bool = True) -> None:
+    def step(self, gradients: Gradients, lr: float | None = None, *, publish: bool = True) -> None:
         """Take one step on the named groups and publish the result. Groups that are not named stay as they are.
 
         A gradient with NaN or Inf is taken as zero: one bad batch must not destroy the adapted tensors. With
@@ -74,10 +73,13 @@ class Optimizer:
         layout = self.model.layout
         with torch.no_grad():
             for group, grads in gradients.items():
-                if not grads:
+                if isinstance(grads, Tensor):
+                    part = grads
+                elif grads:
+                    torch._foreach_copy_([self._gradient_views[name] for name in layout.groups[group]], list(grads))
+                    part = self._gradient[layout.slices[group]]
+                else:
                     continue
-                torch._foreach_copy_([self._gradient_views[name] for name in layout.groups[group]], grads)
-                part = self._gradient[layout.slices[group]]
                 self._parts[group].grad = torch.where(part.isfinite().all(), part, torch.zeros_like(part))
             for settings in self._torch.param_groups:
                 settings["lr"] = self.lr if lr is None else lr

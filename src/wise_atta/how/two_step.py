@@ -11,10 +11,10 @@ from torch import Tensor
 from wise_atta import errors
 from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
-from wise_atta.how.objective import Entropy, Objective
+from wise_atta.how.objective import Entropy, Objective, Prepared
 from wise_atta.how.optimizer import Optimizer, check_rate
 from wise_atta.how.update import Update, skipped
-from wise_atta.model import Classifier, Forward, Spec
+from wise_atta.model import Classifier, Forward, Gradients, Spec
 
 Head: TypeAlias = Literal["full", "bias", "none"]
 _HEADS: dict[str, Spec] = {"full": "head", "bias": "head.bias"}
@@ -102,27 +102,21 @@ class TwoStep(Update):
         return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, share=share)
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        model, losses = self.model, {}
-        loss_ent = self.objective(model, forward, labels)
-        loss = None if loss_ent is None else self.lambda_ent * loss_ent
-        if loss_ent is not None:
-            losses["ent"] = loss_ent.detach()
+        model = self.model
+        prepared = forward.prepared
+        if isinstance(prepared, Prepared) and not labels.late:
+            losses, by_norm, features = self._by_slope(forward, prepared, labels)
+        else:
+            losses, by_norm, features = self._by_graph(forward, labels)
         if not labels:
-            if loss is None:
+            if not losses:
                 return skipped()
-            self.optimizer.step(model.gradients(loss, forward.version, ["norm"]))
+            self.optimizer.step(by_norm)
             return losses
 
-        logits, features = labels.outputs(model, forward)
-        loss_sup = labels.loss(logits)
-        losses["sup"] = loss_sup.detach()
-        if self.supervise_norm:
-            supervised = self.lambda_sup * loss_sup
-            loss = supervised if loss is None else supervised + loss
         # Both gradients before either step: the head's features are those of the forward, and what fails, fails whole.
         # The large one first: a device computes it while the host prepares the other.
-        by_norm = {} if loss is None else model.gradients(loss, forward.version, ["norm"])
-        by_head: dict[str, list[Tensor]] = {}
+        by_head: Gradients = {}
         if self.block is None and self.train_head != "none":
             with torch.enable_grad():
                 head_loss = self.lambda_head * labels.loss(model.head(features.detach()))
@@ -135,6 +129,43 @@ class TwoStep(Update):
         elif self.block is not None:
             self._step_of_block(forward, labels)
         return losses
+
+    def _by_graph(self, forward: Forward, labels: Labels) -> tuple[dict[str, Tensor], Gradients, Tensor]:
+        """Losses, the norm tensors' gradients, and the features of the labelled samples."""
+        model, losses = self.model, {}
+        loss_ent = self.objective(model, forward, labels)
+        loss = None if loss_ent is None else self.lambda_ent * loss_ent
+        if loss_ent is not None:
+            losses["ent"] = loss_ent.detach()
+        features = forward.features
+        if labels:
+            logits, features = labels.outputs(model, forward)
+            loss_sup = labels.loss(logits)
+            losses["sup"] = loss_sup.detach()
+            if self.supervise_norm:
+                supervised = self.lambda_sup * loss_sup
+                loss = supervised if loss is None else supervised + loss
+        return losses, {} if loss is None else model.gradients(loss, forward.version, ["norm"]), features
+
+    def _by_slope(
+        self, forward: Forward, prepared: Prepared, labels: Labels
+    ) -> tuple[dict[str, Tensor], Gradients, Tensor]:
+        """The same from the losses' slope in the logits: a device goes on at once, and values are for later."""
+        gradients = forward.early or {}
+        supervised = bool(labels) and self.supervise_norm
+        if not gradients and (prepared.kept or supervised):
+            slope = prepared.slope(self.lambda_ent, labels)
+            if supervised:
+                labels.slope(forward.logits, self.lambda_sup, into=slope)
+            gradients = self.model.pull(forward, slope, ["norm"])
+        losses = {"ent": prepared.value(labels)} if prepared.kept else {}
+        if not labels:
+            return losses, gradients, forward.features
+        logits, features = labels.outputs(self.model, forward)
+        return losses | {"sup": labels.loss(logits.detach())}, gradients, features
+
+    def start_early(self, forward: Forward) -> None:
+        forward.early = self.model.pull(forward, forward.prepared.slope(self.lambda_ent), ["norm"])
 
     def _step_of_block(self, forward: Forward, labels: Labels) -> None:
         model = self.model

@@ -69,6 +69,13 @@ class Update:
         """Learn from one batch and its labels. Gives the losses, for the record; `skipped()` if there was no step."""
         raise NotImplementedError
 
+    def start_early(self, forward: Forward) -> None:
+        """Begin what an unlabelled batch costs, while the host still waits for its score; `learn` follows, or nothing.
+
+        Called where no question can come of the batch and the objective was prepared. It keeps gradients in the
+        forward and changes nothing else.
+        """
+
     def consult(self, forward: Forward, questions: Sequence[Query], sent: int) -> dict[str, int]:
         """Let the rule's own teacher answer open questions when it is time, and learn from it: id → class.
 

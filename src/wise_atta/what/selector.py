@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,13 @@ class Selector:
         """The k samples to ask for, best first; all of them if the batch is smaller."""
         check_count(k)
         found = self.scores(view)
+        return self.best(view, k, lambda: found.double().cpu().numpy())
+
+    def best(self, view: View, k: int, read: Callable[[], NDArray[np.float64]]) -> list[int]:
+        """The same, by scores that `read` brings to the host."""
         # The order is drawn while a device still computes the scores.
         shuffled = self.shuffled(view)
-        scores = found.double().cpu().numpy()
+        scores = read()
         ranked = shuffled[np.argsort(-scores[shuffled], kind="stable")]
         if not self.balance:
             return [int(i) for i in ranked[:k]]

@@ -139,6 +139,11 @@ class BudgetPaced(Policy):
         threshold = self._scores.quantile(1 - rate)
         return want * self._admits(score, threshold, rate), threshold, rate
 
+    def _bounds(self, want: int, units: int) -> tuple[int, int]:
+        most = super()._bounds(want, units)[1]
+        behind = self.account.spent + self.slack < self._ratio * self.account.seen
+        return most if behind else 0, most
+
     def _admits(self, score: float, threshold: float, rate: float) -> bool:
         if self.ties == "share":
             above, tied = self._scores.rank(score)

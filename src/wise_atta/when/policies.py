@@ -90,6 +90,19 @@ class Policy:
         self.last = Decision(threshold, rate, debt)
         return granted
 
+    def foresee(self, want: int = 1, samples: int = 1) -> tuple[int, int]:
+        """The fewest and the most labels that `decide` can grant the next batch, whatever its score. Changes nothing.
+
+        >>> policy = Uniform(0.5)
+        >>> policy.foresee(), policy.decide(0.0), policy.foresee(), policy.decide(0.0)
+        ((0, 0), 0, (1, 1), 1)
+        """
+        ahead = copy.copy(self)
+        ahead.account = copy.copy(self.account)
+        units = ahead.account.units(samples)
+        ahead.account.earn(units)
+        return ahead._bounds(want, units)
+
     def undo(self) -> None:
         """Take back the last `decide`, as if it had not been called. Only one, and only before labels are returned."""
         if self._undo is None:
@@ -144,6 +157,10 @@ class Policy:
         """Labels wished for, threshold and rate. `account.seen` counts this batch already, `account.spent` does not."""
         raise NotImplementedError
 
+    def _bounds(self, want: int, units: int) -> tuple[int, int]:
+        """What `foresee` gives. The account counts this batch already."""
+        return 0, int(min(want, self.account.available))
+
     def _push(self, score: float) -> None:
         """Remember the score of the batch that was decided on."""
 
@@ -180,7 +197,16 @@ class Policy:
         matching(type(self).__name__, options, state.get("options", {}))
 
 
-class Uniform(Policy):
+class Blind(Policy):
+    """A policy that does not look at the score, so that it is known beforehand what it will grant."""
+
+    def _bounds(self, want: int, units: int) -> tuple[int, int]:
+        wish = self._wish(0.0, want, units)[0] if want else 0
+        granted = int(min(wish, self.account.available))
+        return granted, granted
+
+
+class Uniform(Blind):
     """Spreads the labels evenly: asks as soon as ⌊r·t⌋ has grown by as many labels as a batch takes.
 
     Parameters
@@ -208,7 +234,7 @@ class Uniform(Policy):
         return want * due, math.nan, min(self._ratio * units / want, 1.0)
 
 
-class Random(Policy):
+class Random(Blind):
     """Leaves it to chance which batches are asked for.
 
     Without a length each batch is drawn with probability r, and a draw that the account does not allow at that moment
@@ -274,7 +300,7 @@ class Random(Policy):
         return batch < len(self._order) and int(self._order[batch]) * want < self.account.allowed
 
 
-class Always(Policy):
+class Always(Blind):
     """Asks on every batch.
 
     Parameters
@@ -303,7 +329,7 @@ class Always(Policy):
         """Fewer labels than it would give are no contradiction."""
 
 
-class Never(Policy):
+class Never(Blind):
     """Never asks.
 
     Examples
@@ -357,6 +383,15 @@ class Exhaust(Policy):
         self._undo = 0, more, self.last
         self.last = self.policy.last
         return granted + more
+
+    def foresee(self, want: int = 1, samples: int = 1) -> tuple[int, int]:
+        least, most = self.policy.foresee(want, samples)
+        ahead = copy.copy(self.account)
+        ahead.earn(1)
+        # What the rest of the budget holds beyond a label for every later batch is due now.
+        surplus = self._budget - ahead.spent - want * max(0, self.length - ahead.seen)
+        due = int(max(0, min(surplus, want, ahead.available)))
+        return max(least, due), max(most, due)
 
     def undo(self) -> None:
         super().undo()

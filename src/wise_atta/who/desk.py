@@ -174,6 +174,11 @@ class Desk:
         return [item.query for item in self._open.values()]
 
     @property
+    def clear(self) -> bool:
+        """Whether no answer can come and none waits to be learned."""
+        return not self._open and not self._pending
+
+    @property
     def pending(self) -> list[Answered]:
         """Answers that were not learned yet, in the order in which they came."""
         return list(self._pending.values())

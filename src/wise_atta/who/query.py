@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from wise_atta import errors
-from wise_atta.stream import Batch, Inputs, tree_map
+from wise_atta.stream import Batch, Inputs, leaves, tree_map
 
 
 class Verdict(Enum):
@@ -172,15 +172,17 @@ class Query:
         >>> Query.of(batch, number=7, index=2, logits=torch.zeros(4, 10))
         Query(id='7-2', batch=7, index=2, sample_id='c', asked_at=7, audit=False)
         """
+        rows = [tensor[index] for tensor in (logits, *leaves(batch.inputs))]
+        own = iter(to_host(rows))
         return cls(
             id=f"{number}-{index}",
             batch=number,
             index=index,
             sample_id=None if batch.ids is None else batch.ids[index],
             meta=batch.meta,
-            logits=logits[index],
+            logits=next(own),
             asked_at=number,
-            input=tree_map(lambda tensor: tensor[index], batch.inputs),
+            input=tree_map(lambda _: next(own), batch.inputs),
             audit=audit,
         )
 
@@ -194,16 +196,23 @@ def as_batch(query: Query) -> Inputs:
     return tree_map(lambda tensor: tensor.unsqueeze(0), query.input)
 
 
+def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors where the host can read them, after one wait for all; those that it can read already as they are."""
+    if not any(tensor.is_cuda for tensor in tensors):
+        return list(tensors)
+    found = []
+    # By way of pinned memory: the device waits for these copies, and pageable ones are several times as slow.
+    for tensor in tensors:
+        found.append(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True))
+        found[-1].copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(next(tensor.device for tensor in tensors if tensor.is_cuda)).synchronize()
+    return found
+
+
 def _copy(tensor: Tensor) -> Tensor:
     # Made in inference mode, the copy could never take part in the forward that learns from a late label.
     with torch.inference_mode(False), torch.no_grad():
-        if not tensor.is_cuda:
-            return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
-        # By way of pinned memory: the device waits for this copy, and a pageable one is several times as slow.
-        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        pinned.copy_(tensor, non_blocking=True)
-        torch.cuda.current_stream(tensor.device).synchronize()
-        return pinned.clone()
+        return to_host([tensor])[0].to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def plain(value: Any, where: str, tensor: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> Any:
