@@ -1,7 +1,8 @@
 """What does adaptation cost a live service? Throughput, latency and memory with it, against the same service without.
 
     python benchmarks/serve_load.py                                   both models, about five minutes
-    python benchmarks/serve_load.py --models digits --memory 100000   then memory over so many requests
+    python benchmarks/serve_load.py --models digits --memory 100000   instead: memory over so many requests
+    python benchmarks/serve_load.py --models digits --streams 1 40    instead: memory of so many streams
 
 Both services run side by side, each a process of its own, and are loaded in turns, so that whatever else the machine
 does falls on both alike. Requests of one picture come from this process, over kept connections: first as many as the
@@ -24,10 +25,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +48,7 @@ class Load:
 
     seconds: float = 0.0
     latencies: list[float] = field(default_factory=list)
-    refused: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
     batches: float = 0.0
     learned: float = 0.0
 
@@ -73,12 +76,13 @@ class Running:
 
 
 @contextmanager
-def service(model: str, method: str, folder: str) -> Iterator[Running]:
+def service(model: str, method: str, folder: str, streams: int = 1) -> Iterator[Running]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, "-c", START, "--model", model, "--method", method, "--port", str(port)]
-    command += ["--database", f"sqlite:///{folder}/{method}.db"]
+    command += ["--database", f"sqlite:///{folder}/{method}.db", "--stream", "default"]
+    command += [part for number in range(1, streams) for part in ("--stream", f"s{number}")]
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         deadline = time.monotonic() + 120
@@ -115,6 +119,18 @@ def counters(port: int) -> dict[str, float]:
     return {name: float(value) for name, value in found}
 
 
+def ask(connection: http.client.HTTPConnection, body: bytes, stream: str = "default") -> str | None:
+    """Have pictures predicted. If they were not, says why: status and text of the reply, or what ended the call."""
+    try:
+        connection.request("POST", f"/predict?top=1&stream={stream}", body, {"Content-Type": "application/x-npy"})
+        reply = connection.getresponse()
+        text = reply.read().decode(errors="replace")
+    except (OSError, http.client.HTTPException) as error:
+        connection.close()
+        return type(error).__name__
+    return None if reply.status == 200 else f"{reply.status}: {text[:200]}"
+
+
 def load(port: int, bodies: list[bytes], seconds: float, workers: int, rate: float | None = None) -> Load:
     """Send requests from some workers; at a steady rate if one is given, else as fast as replies come."""
     before = counters(port)
@@ -135,15 +151,12 @@ def load(port: int, bodies: list[bytes], seconds: float, workers: int, rate: flo
             sent = due if rate is not None else time.perf_counter()
             if sent >= end:
                 return
-            headers = {"Content-Type": "application/x-npy"}
-            connection.request("POST", "/predict?top=1", bodies[turn % len(bodies)], headers)
-            reply = connection.getresponse()
-            reply.read()
+            said = ask(connection, bodies[turn % len(bodies)])
             with lock:
-                if reply.status == 200:
+                if said is None:
                     found.latencies.append(time.perf_counter() - sent)
                 else:
-                    found.refused += 1
+                    found.refused[said] += 1
             turn += workers
             due += pause
 
@@ -161,10 +174,10 @@ def load(port: int, bodies: list[bytes], seconds: float, workers: int, rate: flo
     return found
 
 
-def resident(pid: int) -> float:
-    """Memory of a process in MiB."""
+def resident(pid: int, which: str = "VmRSS") -> float:
+    """Memory of a process in MiB, now or (`VmHWM`) at its highest."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS")) / 1024
+    return next(int(line.split()[1]) for line in lines if line.startswith(which)) / 1024
 
 
 def requests(model: str) -> list[bytes]:
@@ -178,7 +191,7 @@ def requests(model: str) -> list[bytes]:
     return bodies
 
 
-def compare(model: str, *, rounds: int, seconds: float, workers: int) -> dict[str, float]:
+def compare(model: str, *, rounds: int, seconds: float, workers: int) -> dict[str, object]:
     """Load both services in turns."""
     bodies = requests(model)
     full, half = ({method: Load() for method in METHODS} for _ in range(2))
@@ -201,8 +214,8 @@ def compare(model: str, *, rounds: int, seconds: float, workers: int) -> dict[st
         row[f"{method}_half_load_p50_ms"] = half[method].milliseconds(0.5)
         row[f"{method}_half_load_p99_ms"] = half[method].milliseconds(0.99)
     row["p99_over_median"] = row["wise_half_load_p99_ms"] / row["wise_half_load_p50_ms"]
-    row["refused"] = sum(found.refused for loads in (full, half) for found in loads.values())
-    return {name: round(value, 3) for name, value in row.items()}
+    refused = sum((found.refused for loads in (full, half) for found in loads.values()), Counter[str]())
+    return {**{name: round(value, 3) for name, value in row.items()}, "refused": dict(refused)}
 
 
 def answer_all(port: int) -> None:
@@ -214,15 +227,54 @@ def answer_all(port: int) -> None:
 
 def watch_memory(model: str, count: int, workers: int) -> dict[str, object]:
     """Memory of the adapting service after every tenth of many requests."""
-    bodies, sent, memory = requests(model), 0, []
+    bodies, sent, refused = requests(model), 0, Counter[str]()
+    memory: list[float] = []
     with tempfile.TemporaryDirectory() as folder, service(model, "wise", folder) as running:
         while sent < count:
-            sent += len(load(running.port, bodies, 5, workers).latencies)
+            found = load(running.port, bodies, 5, workers)
+            sent, refused = sent + len(found.latencies), refused + found.refused
             answer_all(running.port)
             if sent >= count * (len(memory) + 1) / 10:
                 memory.append(round(resident(running.pid), 1))
+                print(f"{sent} requests, {memory[-1]} MiB", file=sys.stderr, flush=True)
     # The first fifth fills caches; from there on nothing should be added.
-    return {"requests": sent, "memory_mib": memory, "memory_growth": round(memory[-1] / memory[1] - 1, 4)}
+    growth = round(memory[-1] / memory[1] - 1, 4)
+    return {"requests": sent, "refused": dict(refused), "memory_mib": memory, "memory_growth": growth}
+
+
+def watch_streams(model: str, counts: list[int], size: int, turns: int) -> dict[str, object]:
+    """Memory of the adapting service at its start, and when all streams have learned some batches at the same time."""
+    side, channels = SHAPES[model]
+    buffer = io.BytesIO()
+    np.save(buffer, rng.numpy(0, "load", 0).integers(0, 256, (size, side, side, channels), dtype=np.uint8))
+    rows: dict[str, object] = {"pictures_a_batch": size, "batches_a_stream": turns}
+    for count in counts:
+        with tempfile.TemporaryDirectory() as folder, service(model, "wise", folder, count) as running:
+            start = resident(running.pid)
+            names = ["default", *(f"s{number}" for number in range(1, count))]
+
+            refused: Counter[str] = Counter()
+
+            def work(name: str, port: int = running.port, refused: Counter[str] = refused) -> None:
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+                for _ in range(turns):
+                    if (said := ask(connection, buffer.getvalue(), name)) is not None:
+                        refused[said] += 1
+
+            threads = [threading.Thread(target=work, args=(name,)) for name in names]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            while any(row["waiting"] for row in json.loads(call(running.port, "/streams")[1])):
+                time.sleep(0.1)
+            rows[f"{count} streams"] = {
+                "refused": dict(refused),
+                "start_mib": round(start, 1),
+                "learned_mib": round(resident(running.pid), 1),
+                "peak_mib": round(resident(running.pid, "VmHWM"), 1),
+            }
+    return rows
 
 
 TARGETS = (
@@ -233,7 +285,7 @@ TARGETS = (
 )
 
 
-def table(found: dict[str, dict[str, float]]) -> str:
+def table(found: dict[str, dict[str, Any]]) -> str:
     """What came out against what was wanted."""
     lines = ["| model | | wanted | found | |", "| --- | --- | --: | --: | --- |"]
     for model, row in found.items():
@@ -252,12 +304,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6.0, help="length of a turn")
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--memory", type=int, default=0, help="watch memory over so many requests, and nothing else")
+    parser.add_argument("--streams", type=int, nargs="+", help="watch memory of so many streams, and nothing else")
+    parser.add_argument("--size", type=int, default=8, help="with --streams: pictures of a batch")
+    parser.add_argument("--turns", type=int, default=3, help="with --streams: batches of each stream")
     parser.add_argument("--out", type=Path, help="where the JSON goes, too")
     given = parser.parse_args()
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for model in given.models:
-        if given.memory:
-            found[model] = watch_memory(model, given.memory, given.workers)  # type: ignore[assignment]
+        if given.streams:
+            found[model] = watch_streams(model, given.streams, given.size, given.turns)
+        elif given.memory:
+            found[model] = watch_memory(model, given.memory, given.workers)
         else:
             found[model] = compare(model, rounds=given.rounds, seconds=given.seconds, workers=given.workers)
     report = {"machine": platform.machine(), "cores": os.cpu_count(), "load_average": os.getloadavg(), "models": found}

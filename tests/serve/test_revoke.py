@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from sqlalchemy import select
 from starlette.testclient import TestClient
 
 from wise_atta.serve import ledger as db
+from wise_atta.serve.revoke import revoke
 from wise_atta.serve.service import Service
 
 # Every sample is asked about, in an order of chance: the questions are the same whatever was learned.
@@ -113,6 +115,30 @@ def test_what_was_learned_by_other_options_is_not_called_exact(tmp_path: Path, r
     with running(tmp_path, **options(rate)) as (client, service):
         done = client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss).json()
         assert done["answers"] == len(said["bad"]) > 10 and done["exact"] is exact
+
+
+def test_what_was_confirmed_before_a_revocation_goes_and_what_comes_after_it_stays(tmp_path: Path) -> None:
+    with running(tmp_path, keep_log=1, **EVERY) as (client, service):
+        post(client, 0)
+        settled(service)
+        stream, hold = service.streams["default"], threading.Event()
+        before, after = (item["query"] for item in client.get("/queries?limit=2").json()["queries"])
+        stream.learner.run(lambda: assert_set(hold))
+        assert client.post("/answers", json={"answers": [{"query": before, "label": 0}]}).status_code == 200
+        # The learner has heard of neither the answer nor the revocation yet.
+        done = stream.between(lambda: revoke(stream, by="local"))
+        assert client.post("/answers", json={"answers": [{"query": after, "label": 1}]}).status_code == 200
+        hold.set()
+        assert done.result(30).answers == 1
+        post(client, 1)
+        settled(service)
+        with service.ledger.read() as session:
+            assert [row.query for row in session.scalars(select(db.Learned))] == [after]
+            assert session.get_one(db.Question, ("default", before)).state == "open"
+
+
+def assert_set(hold: threading.Event) -> None:
+    assert hold.wait(30)
 
 
 def test_a_revocation_survives_a_crash(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from serve.parts import crash, database, pictures, same, send, settings, settled
 from sqlalchemy import func, select
 
 from wise_atta import errors
+from wise_atta.serve import learner
 from wise_atta.serve import ledger as db
 from wise_atta.serve.batcher import Full, Job
 from wise_atta.serve.intake import write_npy
@@ -84,6 +85,21 @@ def test_streams_do_not_touch_each_other(tmp_path: Path) -> None:
     assert service.streams["b"].state.adapter.number == 0
     assert service.streams["b"].state.spent == 0
     assert service.streams["b"].drift == 0 < service.streams["a"].drift
+    service.close()
+
+
+def test_predictions_do_not_wait_while_learners_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = threading.BoundedSemaphore(1)
+    monkeypatch.setattr(learner, "_TURNS", turns)
+    service = Service(small_model(), settings(tmp_path, streams=("left", "right")))
+    streams = list(service.streams.values())
+    with turns:
+        for stream in streams:
+            send(stream, 0)
+        assert [stream.learner.waiting for stream in streams] == [1, 1]
+        assert [stream.tally.learned for stream in streams] == [0, 0]
+    settled(service)
+    assert [stream.tally.learned for stream in streams] == [1, 1]
     service.close()
 
 

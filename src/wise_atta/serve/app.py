@@ -319,7 +319,10 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
 
     @app.post("/streams/{name}/revoke", tags=["streams"])
     async def revoke_labels(name: api.Name, body: api.Revoke, caller: Annotated[Caller, admin]) -> api.Revoked:
-        """Make labels as if they had never been. Their questions are open again; the account stays."""
+        """Make labels as if they had never been. Their questions are open again; the account stays.
+
+        It takes back what was confirmed before this call. Answers that come later count, so end a person's token first.
+        """
         stream = stream_of(name)
         if not service.healthy:
             raise HTTPException(503, "a learner has stopped, or the database was lost: see the log, and restart")

@@ -15,6 +15,9 @@ from wise_atta.serve.state import Event, Outcome, State
 
 # To step behind, not to starve: a third of what another thread gets that wants the same core.
 _NICE = 5
+# Whoever learns holds the graph of a whole batch: no more do so at a time than there are processors, however many
+# streams there are.
+_TURNS = threading.BoundedSemaphore(os.cpu_count() or 1)
 _log = logging.getLogger("wise_atta.serve")
 
 
@@ -121,7 +124,8 @@ class Learner:
         if not isinstance(item, Event):
             item()
             return
-        outcome = self.state.apply(item)
+        with _TURNS:
+            outcome = self.state.apply(item)
         if item.kind == "batch" and not item.skipped:
             self.withdraw()
         self._since += 1

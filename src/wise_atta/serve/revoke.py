@@ -105,7 +105,7 @@ def revoke(stream: Stream, *, by: str | None = None, queries: Sequence[str] | No
 
 
 def _chosen(session: Session, stream: Stream, by: str | None, queries: Sequence[str] | None) -> list[Reply]:
-    """The answers to take back, of those that the learner has heard: it will hear the others after this."""
+    """The answers to take back, of those that the learner has heard: the others came after the call for this."""
     which = Reply.by == by if queries is None else Reply.query.in_(queries)
     heard = Reply.seq <= stream.state.position
     found = select(Reply).where(Reply.stream == stream.name, Reply.status == "accepted", heard, which)
