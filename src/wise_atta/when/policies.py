@@ -197,7 +197,7 @@ class Policy:
         matching(type(self).__name__, options, state.get("options", {}))
 
 
-class Blind(Policy):
+class _Blind(Policy):
     """A policy that does not look at the score, so that it is known beforehand what it will grant."""
 
     def _bounds(self, want: int, units: int) -> tuple[int, int]:
@@ -206,7 +206,7 @@ class Blind(Policy):
         return granted, granted
 
 
-class Uniform(Blind):
+class Uniform(_Blind):
     """Spreads the labels evenly: asks as soon as ⌊r·t⌋ has grown by as many labels as a batch takes.
 
     Parameters
@@ -234,7 +234,7 @@ class Uniform(Blind):
         return want * due, math.nan, min(self._ratio * units / want, 1.0)
 
 
-class Random(Blind):
+class Random(_Blind):
     """Leaves it to chance which batches are asked for.
 
     Without a length each batch is drawn with probability r, and a draw that the account does not allow at that moment
@@ -300,7 +300,7 @@ class Random(Blind):
         return batch < len(self._order) and int(self._order[batch]) * want < self.account.allowed
 
 
-class Always(Blind):
+class Always(_Blind):
     """Asks on every batch.
 
     Parameters
@@ -329,7 +329,7 @@ class Always(Blind):
         """Fewer labels than it would give are no contradiction."""
 
 
-class Never(Blind):
+class Never(_Blind):
     """Never asks.
 
     Examples
