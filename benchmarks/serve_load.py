@@ -20,6 +20,7 @@ import platform
 import re
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -226,16 +227,23 @@ def answer_all(port: int) -> None:
 
 
 def watch_memory(model: str, count: int, workers: int) -> dict[str, object]:
-    """Memory of the adapting service after every tenth of many requests."""
+    """Memory of the adapting service in every tenth of many requests.
+
+    The median of what it is every ten seconds: what the allocator holds ready for the next batch goes up and down with
+    the size of the last ones.
+    """
     bodies, sent, refused = requests(model), 0, Counter[str]()
     memory: list[float] = []
+    samples: list[float] = []
     with tempfile.TemporaryDirectory() as folder, service(model, "wise", folder) as running:
         while sent < count:
-            found = load(running.port, bodies, 5, workers)
+            found = load(running.port, bodies, 10, workers)
             sent, refused = sent + len(found.latencies), refused + found.refused
             answer_all(running.port)
+            samples.append(resident(running.pid))
             if sent >= count * (len(memory) + 1) / 10:
-                memory.append(round(resident(running.pid), 1))
+                memory.append(round(statistics.median(samples), 1))
+                samples.clear()
                 print(f"{sent} requests, {memory[-1]} MiB", file=sys.stderr, flush=True)
     # The first fifth fills caches; from there on nothing should be added.
     growth = round(memory[-1] / memory[1] - 1, 4)
