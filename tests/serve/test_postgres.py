@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,9 @@ from serve.web import npy, post, running
 from sqlalchemy import create_engine, text
 
 HERE = Path(__file__).parent
-TESTS = ("test_service.py", "test_people.py", "test_revoke.py", "test_poison.py", "test_keeping.py", "test_web.py")
+TESTS = [
+    f"test_{name}.py" for name in ("service", "people", "revoke", "poison", "keeping", "late", "web", "fuzz", "attack")
+]
 
 
 def programs() -> Path | None:
@@ -61,14 +63,34 @@ def server() -> Iterator[str]:
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_the_same_tests_pass_on_postgresql(server: str) -> None:
+    run_tests(server, TESTS, 220)
+
+
+@pytest.mark.heavy
+@pytest.mark.timeout(120)
+def test_nothing_is_lost_on_postgresql_when_it_is_killed(server: str) -> None:
+    run_tests(server, ["test_crash.py"], 110, "-m", "heavy", WISE_ATTA_KILLS="8")
+
+
+def run_tests(server: str, files: Sequence[str], seconds: float, *options: str, **variables: str) -> None:
+    """Run tests that pass on SQLite in a process of their own, with every database on the server."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(str(HERE / name) for name in TESTS)],
-        env={**os.environ, "WISE_ATTA_TEST_SERVER": server, "OMP_NUM_THREADS": "1"},
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            *options,
+            *(str(HERE / name) for name in files),
+        ],
+        env={**os.environ, "WISE_ATTA_TEST_SERVER": server, "OMP_NUM_THREADS": "1", **variables},
         capture_output=True,
         text=True,
-        timeout=220,
+        timeout=seconds,
     )
     assert done.returncode == 0, done.stdout[-3000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout

@@ -7,6 +7,7 @@ import base64
 import io
 import logging
 import struct
+import sys
 import threading
 import zlib
 from pathlib import Path
@@ -297,6 +298,7 @@ def test_metrics_tell_what_happened(tmp_path: Path) -> None:
         assert 'wise_atta_learned_total{stream="default"} 5.0' in text
         assert f'wise_atta_spent{{stream="default"}} {float(service.streams["default"].state.spent)}' in text
         assert 'wise_atta_http_seconds_count{route="/predict",status="200"} 5.0' in text
+        assert sys.platform != "linux" or "process_resident_memory_bytes" in text
         history = client.get("/streams/default/history").json()
         assert sum(point["pictures"] for point in history) == 20 and sum(point["learned"] for point in history) == 5
         assert history[-1]["spent"] == service.streams["default"].state.spent

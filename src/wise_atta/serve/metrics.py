@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import fields
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -77,6 +77,8 @@ class Metrics:
     def __init__(self, service: Service) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(_Streams(service))
+        # Memory, processor time and open files of the whole service.
+        ProcessCollector(registry=self.registry)
         self.seconds = Histogram(
             "wise_atta_http_seconds",
             "time from request to reply",
