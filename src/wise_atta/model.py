@@ -222,6 +222,9 @@ class _Replica:
     def _set_up(self, modules: Mapping[str, nn.Module], how: _How) -> None:
         if self._widens:
             fast.without_autocast(self.head, how.device)
+        if how.reorders:
+            for norm in self.norms:
+                fast.quicken(norm)
         for name in how.blocks:
             fast.recompute(modules[name], lambda: None if self.lease is None else self.lease())
         self.run: Callable[..., Any] = torch.compile(self.module, dynamic=False) if how.compile else self.module
@@ -253,6 +256,12 @@ class _How:
     compile: bool
     blocks: tuple[str, ...]
     _frozen: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def reorders(self) -> bool:
+        """Whether batch statistics are summed in an order that suits the CPU. Never unless something was asked for."""
+        asked = self.precision is not None or self.channels_last
+        return asked and self.device.type == "cpu" and not self.compile
 
     def conversion(self, module: nn.Module, head: nn.Module, parameter: Tensor) -> Convert | None:
         """What is done to a parameter before the layer uses it, if anything."""
@@ -840,7 +849,8 @@ class Classifier:
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and biased variance of a layer's input."""
-        return _batch_moments(x)
+        quick = fast.moments(x) if self._how.reorders else None
+        return _batch_moments(x) if quick is None else quick
 
     def commit(self, forward: Forward) -> None:
         """Let a moving average of statistics follow the batch of this forward, once."""
