@@ -181,10 +181,29 @@ def test_a_folder_with_another_experiment_is_refused_and_left_alone(tmp_path: Pa
     assert runs.run(ONE, tmp_path / "unfinished", checkpoint=2)["results"]["resumed"]
 
 
-def test_an_experiment_that_cannot_run_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(errors.BadConfig, match="ratio"):
-        runs.run(Experiment.parse({**ONE.model_dump(), "method": "tent", "policy": None}), tmp_path / "none")
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"method": "tent", "policy": None}, "ratio"),
+        ({"labels": 9, "ratio": 9}, "labels=9 a batch, but a batch of this stream has 8"),
+        ({"method": "eata", "policy": None, "ratio": None}, "'source_data'"),
+        ({"method": "cema", "policy": None, "ratio": None}, "'teacher'"),
+    ],
+)
+def test_an_experiment_that_cannot_run_leaves_nothing_behind(
+    tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(errors.BadConfig, match=message):
+        runs.run(Experiment.parse({**ONE.model_dump(), **fields}), tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+def test_a_guarded_run_counts_trips_and_is_the_same_run_without_one(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    guarded = results(runs.run(ONE.model_copy(update={"guard": True}), tmp_path / "guarded"))
+    assert guarded.pop("trips") == 0
+    assert guarded == results(whole[1])
 
 
 def test_two_processes_never_write_to_one_folder(tmp_path: Path) -> None:

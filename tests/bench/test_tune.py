@@ -30,6 +30,7 @@ def test_a_diverged_trial_is_the_worst_and_ends_nothing(tmp_path: Path) -> None:
     )
     assert sorted(seen) == ["NotFinite", "dict"]
     assert math.isinf(found.trials[0].error) and found.best.options == {"lr": 1e-3}
+    assert found.scored == found.to_dict()["labels_scored"] == 4 * 32  # four corruptions, each picture's label
     assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["trials"][0]["error"] == "diverged"
 
 

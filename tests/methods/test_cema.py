@@ -242,6 +242,7 @@ class OtherClasses(small.Net):
         ({"size": 10, "ready": 256}, "never holds the 256"),
         ({"above": 0.5, "below": 0.4}, "above < below"),
         ({"cost": -1}, "cost"),
+        ({"cost": 2}, "cost"),
     ],
 )
 def test_what_cannot_work_is_an_error_before_the_stream(options: dict[str, Any], message: str) -> None:

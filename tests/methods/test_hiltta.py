@@ -118,3 +118,10 @@ def test_no_candidate_is_an_error_before_the_stream() -> None:
         active.adapt("hiltta", rates=())
     with pytest.raises(wa.errors.BadConfig, match="learning rate"):
         active.adapt("hiltta", rates=(1e-3, -1.0))
+
+
+def test_a_rate_that_diverges_is_the_worst_and_spoils_no_later_choice() -> None:
+    adapter = active.adapt("hiltta", rates=[1e-3, 1e300])
+    steps = [step for _, step in active.steps(adapter, small.batches(4, seed=4))]
+    assert [float(step.losses["rate"]) for step in steps] == pytest.approx([1e-3] * 4)
+    assert adapter.update.scores.value.isfinite().all()

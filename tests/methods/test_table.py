@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -35,8 +36,13 @@ def test_rows_say_what_a_method_takes_and_adapts() -> None:
         ("tent", "cifar10-c", {"lr": 1e-3, "kind": "adam"}),
         ("eta", "imagenet-r", {"lr": 2.5e-4, "kind": "sgd", "objective.redundancy.epsilon": 0.05}),
         ("eta", "cifar10-c", {"lr": 1e-3, "kind": "adam", "objective.redundancy.epsilon": 0.4}),
-        ("eata", "imagenet-k", {"objective.weight": 2000, "objective.objective.redundancy.epsilon": 0.05}),
-        ("eata", "cifar10-c", {"objective.weight": 1, "objective.objective.redundancy.epsilon": 0.4, "kind": "adam"}),
+        (
+            "eata",
+            "imagenet-k",
+            {"objective.weight": 2000, "objective.objective.redundancy.epsilon": 0.05, "lr": 2.5e-4},
+        ),
+        ("eata", "cifar10-c", {"objective.weight": 1, "objective.objective.redundancy.epsilon": 0.4, "lr": 1e-3}),
+        ("eata", "cifar10-c", {"objective.samples": 2000, "kind": "adam"}),
         ("sar", "cifar10-c", {"lr": 1e-3, "nesterov": False}),
         ("roid", "imagenet-a", {"lr": 2.5e-4, "kind": "sgd"}),
         ("roid", "cifar10-c", {"lr": 1e-3, "kind": "adam"}),
@@ -54,6 +60,41 @@ def test_a_preset_fills_in_published_constants(method: str, preset: str, expecte
         assert found == value, path
 
 
+@pytest.mark.parametrize(
+    ("method", "preset", "expected"),
+    [
+        ("simatta", None, {"policy.account.ratio": 3, "labels": 3}),
+        ("hiltta", None, {"policy.account.ratio": 3, "labels": 3, "update.kind": "sgd"}),
+        ("hiltta", "cifar10-c", {"update.kind": "adam"}),
+        ("cema", None, {"update.teacher_cost": 1, "update.ready": 256, "selector.redundancy.epsilon": 0.05}),
+        ("cema", "cifar10-c", {"selector.redundancy.epsilon": 0.4}),
+        ("eatta", None, {"policy.account.ratio": 1, "labels": 1}),
+        ("eatta", "cifar10-c", {"update.lr": 1e-3, "update.kind": "adam"}),
+        ("wise", None, {"policy.account.ratio": 0.2, "labels": 1, "update.lr": 2.5e-4, "statistics": "mixed"}),
+        ("wise", "imagenet-c", {"update.lr": 2.5e-4, "update.head_lr": 2.5e-4, "statistics": "batch"}),
+        ("wise", "imagenet-r", {"update.lr": 1e-3}),
+        ("wise", "imagenet-k", {"update.lr": 1e-3}),
+        ("wise", "imagenet-a", {"update.lr": 5e-3}),
+        ("wise", "cifar10-c", {"update.lr": 1e-3, "policy.account.credit": 0, "statistics": "batch"}),
+        ("wise", "paper/imagenet-a", {"update.lr": 5e-3}),
+        ("wise", "authors", {"update.lr": 5e-4, "update.second_lr": 2e-4}),
+        ("wise", "authors/imagenet-r", {"update.lr": 1e-3, "update.second_lr": 1e-3}),
+        ("wise", "authors/imagenet-k", {"update.lr": 6e-4, "update.second_lr": 3e-4}),
+        ("wise", "authors/imagenet-a", {"update.lr": 1e-3, "update.second_lr": 4e-3}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:preset='paper'")
+def test_an_active_method_has_its_published_constants(
+    method: str, preset: str | None, expected: dict[str, Any]
+) -> None:
+    needs = {"teacher": small.net()} if method == "cema" else {}
+    if str(preset).startswith("authors"):
+        needs["length"] = 10
+    made = wa.methods.get(method, preset=preset, **needs)
+    for path, value in expected.items():
+        assert attrgetter(path)(made) == value, path
+
+
 def test_cotta_is_symmetric_on_imagenet_alone() -> None:
     assert wa.methods.cotta(preset="imagenet-c").update.symmetric
     assert not wa.methods.cotta(preset="cifar10-c").update.symmetric
@@ -69,9 +110,9 @@ def test_what_is_given_wins_over_the_preset() -> None:
     assert (update.objective.redundancy.epsilon, update.lr) == (0.1, 1e-3)
 
 
-@pytest.mark.parametrize("name", ["source", "bn", "tent", "eta", "eata", "sar", "cotta", "roid"])
-def test_every_unlabelled_method_has_every_preset_and_refuses_others(name: str) -> None:
-    needs = {"source": small.batches(1)} if name == "eata" else {}
+@pytest.mark.parametrize("name", ORDER)
+def test_every_method_has_every_preset_and_refuses_others(name: str) -> None:
+    needs = {"eata": {"source": small.batches(1)}, "cema": {"teacher": small.net()}}.get(name, {})
     for preset in BENCHMARKS:
         assert wa.methods.get(name, preset=preset, **needs).name == name
     with pytest.raises(wa.errors.UnknownName, match="imagenet-c"):

@@ -113,5 +113,7 @@ def scenarios() -> list[tuple[str, dict[str, Any]]]:
         ("defaults", common),
         ("vit", {**common, "net": nets.vit()}),
         ("large steps", {**common, "lr": 2.5e-3}),
+        # Fewer samples than classes: the prior is smoothed by 1/n.
+        ("few samples", {**common, "batches": nets.batches(n=6)}),
         ("adam", {**common, "optimizer": "adam", "lr": 1e-3, "eps": 1e-3}),
     ]

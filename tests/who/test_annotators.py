@@ -295,8 +295,9 @@ def test_a_teacher_that_does_not_fit_is_refused(model: Any, error: type[Exceptio
 def test_cost_passes_through_wrappers() -> None:
     assert Delayed(Noisy(Teacher(truth, cost=0), 0.1, CLASSES)).cost == 0
     assert Delayed(Oracle(truth)).cost == 1
-    with pytest.raises(errors.BadConfig, match="cost"):
-        Teacher(truth, cost=-1)
+    for cost in (-1, 2):
+        with pytest.raises(errors.BadConfig, match="cost"):
+            Teacher(truth, cost=cost)
 
 
 def test_a_fixed_delay_counts_batches() -> None:

@@ -51,6 +51,8 @@ class Experiment(pydantic.BaseModel):
     teacher, source_data
         What cema and eata need beside the stream: a stronger model by name, which can also be the annotator, and clean
         data that the model was trained on.
+    guard
+        Whether a `Guard` watches for collapse; the card then counts its trips.
     fast
         How the network runs: `precision`, `channels_last`, `compile`, `graphs`, `checkpointing`, see `Classifier`.
     seed
@@ -96,6 +98,7 @@ class Experiment(pydantic.BaseModel):
     prior: int | None = pydantic.Field(None, ge=0)
     teacher: str | None = None
     source_data: str | None = None
+    guard: bool = False
     fast: dict[str, Any] = {}
     seed: int = 0
     device: str = "auto"

@@ -148,7 +148,13 @@ def build(
         clean = StreamSpec(data=experiment.source_data, batch=experiment.batch, limit=2000, seed=experiment.seed)
         options["source"] = list(opener(_cut(clean, source, data), data, device=where, workers=experiment.workers)[0])
     method = methods.get(experiment.method, **options)
-    if (experiment.exhaust or experiment.early) and not isinstance(method.policy, when.Never):
+    asks = not isinstance(method.policy, when.Never)
+    if asks and dataset is not None and (method.labels or 0) > experiment.batch:
+        raise errors.BadConfig(
+            f"labels={method.labels} a batch, but a batch of this stream has {experiment.batch} samples: ask for at "
+            "most as many"
+        )
+    if (experiment.exhaust or experiment.early) and asks:
         if stream.length is None:
             raise errors.BadConfig(f"exhaust and early need a stream of known length, which {experiment.data} is not")
         if experiment.early:
@@ -182,6 +188,7 @@ def build(
         late_weight=experiment.late_weight,
         late_limit=experiment.late_limit,
         expires_after=experiment.expires_after,
+        guard=experiment.guard,
         **{name: value for name, value in own.items() if value is not None},
         **experiment.fast,
     )
@@ -442,7 +449,7 @@ def make_card(
 ) -> dict[str, Any]:
     """The run card: the experiment, its results, and all that they depend on."""
     counts, work = built.adapter.counts, recorder.work
-    policy = built.adapter.policy
+    policy, guard = built.adapter.policy, built.adapter.guard
     card = {
         "card_version": CARD_VERSION,
         "digest": built.experiment.digest,
@@ -455,6 +462,7 @@ def make_card(
             "questions": {name: getattr(counts, name) for name in type(counts).__dataclass_fields__},
             "forwards": work.forwards,
             "backwards": work.backwards,
+            **({} if guard is None else {"trips": guard.trips}),
             "seconds": seconds,
             "peak_memory": memory,
             "resumed": resumed,
@@ -566,10 +574,15 @@ def _options(experiment: Experiment, length: int | None) -> dict[str, Any]:
                     f"experiment field {name!r}: method {experiment.method!r} does not ask for labels"
                 )
             options[name] = value
+    needs = {row.needs for row in methods.list() if row.name == experiment.method}
     for name, option in (("teacher", "teacher"), ("source_data", "source")):
         answers = name == "teacher" and experiment.annotator == "teacher"
         if getattr(experiment, name) is not None and option not in takes and not answers:
             raise errors.BadConfig(f"experiment field {name!r}: method {experiment.method!r} has no use for it")
+        if getattr(experiment, name) is None and option in needs:
+            raise errors.BadConfig(
+                f"experiment field {name!r}: method {experiment.method!r} cannot do without: name one"
+            )
     if "seed" in takes:
         options.setdefault("seed", experiment.seed)
     if str(options.get("preset")).startswith("authors") or options.get("exact"):

@@ -155,7 +155,10 @@ def tune_command(
         mark = "  <- best" if trial is found.best else ""
         outcome = f"{trial.error:.2f} % error" if math.isfinite(trial.error) else "diverged"
         typer.echo(f"{trial.options}: {outcome}, {trial.labels} labels{mark}")
-    typer.echo(f"Tuned on {found.data}; the trials asked for {found.labels} labels there.")
+    typer.echo(
+        f"Tuned on {found.data}; the trials asked for {found.labels} labels there, and all {found.scored} labels of it "
+        "were seen to score them."
+    )
 
 
 def _axis(text: str) -> tuple[str, list[Any]]:

@@ -18,11 +18,15 @@ LEARNING_RATES = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2)
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of the grid and what came of it; a run that diverged has an infinite error."""
+    """One point of the grid and what came of it; a run that diverged has an infinite error.
+
+    `labels` were asked for by the method, `scored` ones were looked at to find the error.
+    """
 
     options: dict[str, Any]
     error: float
     labels: int
+    scored: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -47,8 +51,13 @@ class Tuned:
 
     @property
     def labels(self) -> int:
-        """Labels that all trials together asked for. Scoring the trials looked at every label of the stream."""
+        """Labels that all trials together asked for."""
         return sum(trial.labels for trial in self.trials)
+
+    @property
+    def scored(self) -> int:
+        """Labels of the stream that the trials were scored by: all of them, the same for every trial."""
+        return max(trial.scored for trial in self.trials)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -56,6 +65,7 @@ class Tuned:
             "data": self.data,
             "best": self.best.options,
             "labels_asked": self.labels,
+            "labels_scored": self.scored,
             "trials": [trial.to_dict() for trial in self.trials],
         }
 
@@ -131,4 +141,5 @@ def _trial(point: dict[str, Any], result: Result) -> Trial:
         return Trial(point, math.inf, 0)
     if isinstance(result, errors.WiseAttaError):
         raise result
-    return Trial(point, result["results"]["error"], result["results"]["labels_spent"])
+    results = result["results"]
+    return Trial(point, results["error"], results["labels_spent"], results["samples"])

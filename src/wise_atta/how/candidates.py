@@ -164,6 +164,7 @@ class _Line:
 
 
 def _scaled(values: Tensor) -> Tensor:
-    """To [0, 1] over the candidates; zeros where they are all the same."""
-    low, high = values.min(), values.max()
-    return (values - low) / torch.where(high > low, high - low, 1.0)
+    """To [0, 1] over the candidates; zeros where they are all the same, and 1, the worst, where one is no number."""
+    finite = values.isfinite()
+    low, high = torch.where(finite, values, torch.inf).min(), torch.where(finite, values, -torch.inf).max()
+    return torch.where(finite, (values - low) / torch.where(high > low, high - low, 1.0), 1.0)

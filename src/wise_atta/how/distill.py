@@ -111,7 +111,7 @@ class Distillation(Update):
     tutor
         The teacher.
     cost
-        What one of its labels costs; 0 takes the budget out of play.
+        What one of its labels costs: 1, or 0, which takes the budget out of play.
     adapt
         Which tensors of the student.
     lr, momentum
@@ -152,10 +152,12 @@ class Distillation(Update):
         draw: Draw | None = None,
         seed: int = 0,
     ) -> None:
-        if cost < 0 or queue < 2 or min(replayed, alone, ready) < 0:
+        if cost not in (0, 1):
+            raise errors.BadConfig(f"a teacher's label costs 1 like any other, or 0 where it is free, not {cost}")
+        if queue < 2 or min(replayed, alone, ready) < 0:
             raise errors.BadConfig(
-                f"cost, replayed, alone and ready must be at least 0 and queue at least 2, not cost={cost}, "
-                f"replayed={replayed}, alone={alone}, ready={ready}, queue={queue}"
+                f"replayed, alone and ready must be at least 0 and queue at least 2, not replayed={replayed}, "
+                f"alone={alone}, ready={ready}, queue={queue}"
             )
         if size is not None and size < ready:
             raise errors.BadConfig(f"a buffer of size {size} never holds the {ready} samples that replay waits for")

@@ -56,7 +56,7 @@ def cema(
     teacher
         A stronger module, or a `Classifier`, of the student's classes. See `Tutor`.
     cost
-        What one of its labels costs. At 0 the budget is out of play.
+        What one of its labels costs: 1, or 0, and then the budget is out of play.
     ratio, policy, utility, labels
         When to send, and how many of a batch at most. Without a ratio every sample may be sent; with one, say how many
         a batch takes (`labels`). `pacing` goes to the policy.

@@ -25,8 +25,9 @@ AUTHORS: Table = {
     "imagenet-k": {"lr": 6e-4, "head_lr": 3e-4},
     "imagenet-a": {"lr": 1e-3, "head_lr": 4e-3},
 }
+BENCHMARKS: Table = {**PAPER, "cifar10-c": {"lr": 1e-3}}
 PRESETS: Table = {
-    **PAPER,
+    **BENCHMARKS,
     **{"paper": {}, "authors": {"lr": 5e-4, "head_lr": 2e-4}},
     **{f"paper/{name}": values for name, values in PAPER.items()},
     **{f"authors/{name}": values for name, values in AUTHORS.items()},
@@ -72,7 +73,8 @@ def wise(
         When and what to ask; names or objects. `pacing` goes to the policy (window, warmup, horizon, slack, credit, …).
     preset
         ``"imagenet-c"``, ``"imagenet-r"``, ``"imagenet-k"``, ``"imagenet-a"``: the paper's learning rates 2.5e-4, 1e-3,
-        1e-3 and 5e-3 (appendix, hyper-parameters). ``"paper"``: Algorithm 1 as printed, which may overspend.
+        1e-3 and 5e-3 (appendix, hyper-parameters). ``"cifar10-c"``: 1e-3, which `wise-atta tune` chose (results,
+        methods side by side); none was published. ``"paper"``: Algorithm 1 as printed, which may overspend.
         ``"authors"``: the published code's policy, selector, losses and restarts; needs `length`, the number of batches
         between restarts. ``"paper/imagenet-c"`` and so on are both, ``"authors/imagenet-c"`` and so on have the two
         rates of the published code for a ResNet-50, on ImageNet-C with all of `layer1` and without `layer4`.
@@ -96,7 +98,7 @@ def wise(
         The update alone, whatever the preset: the ``"paper"``'s `TwoStep` or the ``"published"`` code's
         `PublishedTwoStep`, with other weights of that one (`unlabelled`, `ent`, `sup`) in place of the λ.
     """
-    kind = None if preset in PAPER or preset is None else preset.partition("/")[0]
+    kind = None if preset in BENCHMARKS or preset is None else preset.partition("/")[0]
     authors = kind == "authors"
     if isinstance(selector, str):
         first = {"first": 4, "balance": True} if authors and selector == "drift" else {}

@@ -181,7 +181,7 @@ class Teacher(Direct):
         A module or function: inputs as the stream has them (pixels in [0, 1]) → logits [n, C], or an object with
         `.logits`. It normalises for itself, and its classes are the student's.
     cost
-        Labels charged for an answer. 0 makes the teacher free; tables show it.
+        Labels charged for an answer: 1, or 0, which makes the teacher free; tables show it.
 
     Examples
     --------
@@ -196,8 +196,8 @@ class Teacher(Direct):
 
     def __init__(self, model: Callable[..., Any], cost: int = 1) -> None:
         super().__init__()
-        if cost < 0:
-            raise errors.BadConfig(f"the cost of a teacher's answer must be 0 or more, not {cost}")
+        if cost not in (0, 1):
+            raise errors.BadConfig(f"a teacher's answer costs 1 like any other, or 0 where it is free, not {cost}")
         self.model = model
         self.cost = cost
         self._check_mode()
