@@ -16,6 +16,7 @@ from torch.nn import functional
 import wise_atta as wa
 from wise_atta import who
 from wise_atta.adapter import Step
+from wise_atta.view import View
 
 CLASSES = 8
 Stream = list[tuple[Tensor, Tensor]]
@@ -90,6 +91,35 @@ def test_a_collapsed_model_is_brought_back(options: dict[str, Any], caplog: pyte
     trips = [step for step in steps if step.tripped]
     assert adapter.guard is not None and len(trips) == adapter.guard.trips == len(caplog.records) > 0
     assert f"batch {trips[0].number}: collapse" in caplog.text and str(trips[0].tripped) in caplog.text
+
+
+def seen(logits: Tensor) -> View:
+    """A batch as a guard sees it, with these predictions."""
+    return View(1, logits, logits, head=lambda features: features, anchor=lambda: logits)
+
+
+# A limit, what an alarm by it says, and a batch of 32 that raises it: the predicted classes, and how sure.
+SIGNS = [
+    ("share", "class 0 is", [0] * 20 + [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5], 4.0),
+    ("classes", "classes share", [0, 1, 2] * 10 + [0, 1], 4.0),
+    ("entropy", "entropy", list(range(8)) * 4, 40.0),
+]
+OFF = {"share": 1.0, "classes": 0.0, "entropy": 0.0}
+
+
+@pytest.mark.parametrize(("part", "sign", "classes", "sure"), SIGNS)
+def test_each_sign_of_collapse_is_enough(part: str, sign: str, classes: list[int], sure: float) -> None:
+    collapsed = sure * functional.one_hot(torch.tensor(classes), CLASSES).float()
+    even = 4.0 * functional.one_hot(torch.arange(32) % CLASSES, CLASSES).float()
+    # The source is sure of other classes than those above, so that it does not speak for them.
+    x = draw((torch.tensor(classes) + 1) % CLASSES, 0.1, seed=0)[0]
+    others = {name: off for name, off in OFF.items() if name != part}
+    for limits, expected in ((others, sign), (OFF, "None")):
+        guard = wa.Guard(window=32, **limits)
+        wa.adapt(net(), "tent", guard=guard)
+        assert guard.check(seen(even), x) is None
+        assert expected in str(guard.check(seen(collapsed), x))
+        assert guard.trips == (expected == sign)
 
 
 HEALTHY = {
@@ -247,11 +277,12 @@ def test_reset_starts_it_anew_and_keeps_the_count() -> None:
     assert trips > 0 and same(adapter.guard.state_dict(), fresh.guard.state_dict() | {"trips": trips})
 
 
-@pytest.mark.parametrize("method", ["source", "cotta", "simatta", "hiltta", "eatta"])
+@pytest.mark.parametrize("method", wa.methods.METHODS)
 def test_it_goes_with_any_method(method: str) -> None:
-    few = {"views": 2} if method == "cotta" else {}
-    adapter = wa.adapt(net(), method, guard=True, annotator=who.Oracle(lambda query: query.index % CLASSES), **few)
-    for x, _ in mixed(3):
+    stream = mixed(3)
+    needs = {"cotta": {"views": 2}, "eata": {"source": [stream[0][0]]}, "cema": {"teacher": net()}}.get(method, {})
+    adapter = wa.adapt(net(), method, guard=True, annotator=who.Oracle(lambda query: query.index % CLASSES), **needs)
+    for x, _ in stream:
         adapter.step(x)
     adapter.guard.rescue(4)
     assert adapter.guard.trips == 1 and torch.equal(adapter.classifier.live.flat, adapter.classifier.source_flat())
