@@ -242,7 +242,9 @@ class Adapter:
         unsure = self.update.only_selected and (most == 0 or self.classifier.device.type == "cpu")
         graph = learn and self.update.needs_graph and not unsure
         self._drop_graph()
-        forward = self.classifier.forward(batch.inputs, grad=graph)
+        # It is certain that nothing but the batch itself will be learned, if it is.
+        alone = most == 0 and (self._desk is None or self._desk.clear)
+        forward = self.classifier.forward(batch.inputs, grad=graph, keep=not alone)
         logits = forward.logits.detach()
         number = self._number + 1
         view = self._view(number, forward)
@@ -260,8 +262,8 @@ class Adapter:
             # It is certain that questions will be asked: the scores of the samples go along.
             sent = torch.cat([sent, ranked.scores(view).to(sent)])
         arrived = self._send(sent)
-        if prepared is not None and most == 0 and (self._desk is None or self._desk.clear):
-            # It is certain that nothing but the batch itself will be learned: the device need not wait for the host.
+        if prepared is not None and alone:
+            # The device need not wait for the host.
             self.update.start_early(forward)
         read = arrived()
         all_finite, score = read[0], read[1] if ask else float("nan")
@@ -349,7 +351,7 @@ class Adapter:
         def anchor_logits() -> Tensor:
             if anchor_now is None:
                 raise errors.BadConfig("drift needs an anchor: give the adapter anchor=Anchor()")
-            return self.classifier.forward(inputs, version=anchor_now()).logits
+            return self.classifier.forward(inputs, version=anchor_now(), keep=False).logits
 
         return View(
             number,

@@ -249,6 +249,7 @@ class SharedClassifier(Classifier):
         version: Version | None = None,
         statistics: Statistics | Literal["source"] | None = None,
         grad: bool = False,
+        keep: bool = True,
     ) -> Forward:
         """Run the network once: on this rank's share, or, where statistics are given, on inputs that all ranks have."""
         if statistics is None:
@@ -303,6 +304,7 @@ class SharedClassifier(Classifier):
         given: Statistics | Literal["source"] | None,
         count: int,
         running: Tensor | None,
+        keep: bool = True,
     ) -> Iterator[Statistics | None]:
         shared = given is None and bool(replica.norms)
         if not shared or self.statistics != "batch":

@@ -546,6 +546,7 @@ class Classifier:
         version: Version | None = None,
         statistics: Statistics | Literal["source"] | None = None,
         grad: bool = False,
+        keep: bool = True,
     ) -> Forward:
         """Run the network once.
 
@@ -559,6 +560,8 @@ class Classifier:
             What to normalise with instead of the classifier's own way: given statistics, or the source's.
         grad
             Whether to keep the graph. Works inside the caller's `no_grad` and `inference_mode`.
+        keep
+            Whether the batch's own statistics will be wanted; without them the forward may give none.
         """
         version = self.live if version is None else version
         self.work.forwards += 1
@@ -569,7 +572,8 @@ class Classifier:
                 replayed = self._replay(self._graphs, inputs, version, grad)
                 if replayed is not None:
                     return replayed
-            done = self._run(inputs, version.tensors, statistics, self.running)
+            keep = keep or not self.quick or self._how.compile or self._graphs is not None
+            done = self._run(inputs, version.tensors, statistics, self.running, keep)
         return Forward(inputs, done.logits, done.features, version, done.statistics)
 
     def _run(
@@ -578,11 +582,12 @@ class Classifier:
         tensors: Mapping[str, Tensor],
         statistics: Statistics | Literal["source"] | None,
         running: Tensor | None,
+        keep: bool = True,
     ) -> _Pass:
         with contextlib.ExitStack() as stack:
             replica = stack.enter_context(self._replica())
             replica.bind(tensors)
-            used = stack.enter_context(self._normalising(replica, statistics, size(inputs), running))
+            used = stack.enter_context(self._normalising(replica, statistics, size(inputs), running, keep))
             lease = None
             if self._how.blocks and torch.is_grad_enabled():
                 # The backward runs blocks of this replica again: until then it must stay as it is.
@@ -801,6 +806,7 @@ class Classifier:
         given: Statistics | Literal["source"] | None,
         count: int,
         running: Tensor | None,
+        keep: bool = True,
     ) -> Iterator[Statistics | None]:
         """Set up every BatchNorm layer of a replica; gives the statistics that the forward fills in or uses."""
         if not replica.norms:
@@ -814,6 +820,9 @@ class Classifier:
         elif given == "source" or self.statistics == "source":
             for norm, (mean, var) in zip(replica.norms, replica.source_buffers, strict=True):
                 norm.training, norm.running_mean, norm.running_var = False, mean, var
+            yield None
+        elif self.statistics == "batch" and not keep:
+            self._bind(replica, [(None, None)] * len(replica.norms), training=True)
             yield None
         elif self.statistics == "batch":
             # In training mode with momentum 1 the kernel writes the statistics it uses into the running buffers, at
@@ -888,7 +897,7 @@ class Classifier:
     def _use(self, replica: _Replica, values: Tensor, training: bool = False) -> None:
         self._bind(replica, self._pairs(values), training)
 
-    def _bind(self, replica: _Replica, pairs: Sequence[tuple[Tensor, ...]], training: bool) -> None:
+    def _bind(self, replica: _Replica, pairs: Sequence[tuple[Tensor | None, ...]], training: bool) -> None:
         for norm, (mean, var) in zip(replica.norms, pairs, strict=True):
             # Past nn.Module's own bookkeeping, which costs as much as a kernel for each of four values a layer.
             norm.__dict__["training"], norm.__dict__["momentum"] = training, 1.0
