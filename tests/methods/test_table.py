@@ -10,6 +10,8 @@ import pytest
 from methods import small
 
 import wise_atta as wa
+from wise_atta import how, what
+from wise_atta.anchor import Anchor
 
 BENCHMARKS = ("imagenet-c", "imagenet-r", "imagenet-k", "imagenet-a", "cifar10-c")
 ORDER = ["source", "bn", "tent", "eta", "eata", "sar", "cotta", "roid", "simatta", "hiltta", "cema", "eatta", "wise"]
@@ -93,6 +95,40 @@ def test_an_active_method_has_its_published_constants(
     made = wa.methods.get(method, preset=preset, **needs)
     for path, value in expected.items():
         assert attrgetter(path)(made) == value, path
+
+
+PARTS: list[tuple[str, Any, dict[str, str]]] = [
+    ("eta", how.ReliableEntropy, {}),
+    ("eta", how.Redundancy, {"momentum": "mean_momentum"}),
+    ("eata", how.SourcePenalty, {"weight": "fisher_weight", "samples": "fisher_samples"}),
+    ("eata", how.fisher, {"samples": "fisher_samples"}),
+    ("sar", how.SharpnessAware, {}),
+    ("cotta", how.TeacherStudent, {"restore": ""}),
+    ("cotta", how.Restore, {"probability": "restore"}),
+    ("roid", how.LikelihoodRatio, {}),
+    ("simatta", how.Anchored, {}),
+    ("simatta", what.Clusters, {}),
+    ("hiltta", how.Candidates, {}),
+    ("cema", how.Distillation, {}),
+    ("cema", how.Tutor, {"lr": "teacher_lr"}),
+    ("cema", what.Band, {}),
+    ("eatta", how.Balanced, {}),
+    ("eatta", what.Perturbation, {"balance": ""}),
+    ("wise", how.TwoStep, {"lr": "", "objective": "", "train_head": ""}),
+    ("wise", Anchor, {"momentum": "anchor_momentum"}),
+]
+
+
+@pytest.mark.parametrize(("method", "part", "names"), PARTS)
+def test_a_part_by_itself_has_the_constants_of_its_method(method: str, part: Any, names: dict[str, str]) -> None:
+    theirs = inspect.signature(wa.methods.METHODS[method]).parameters
+    own = {
+        names.get(name, name): p.default
+        for name, p in inspect.signature(part).parameters.items()
+        if p.default is not p.empty
+    }
+    shared = own.keys() & theirs.keys()
+    assert shared and {name: own[name] for name in shared} == {name: theirs[name].default for name in shared}
 
 
 def test_cotta_is_symmetric_on_imagenet_alone() -> None:
