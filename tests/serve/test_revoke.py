@@ -10,6 +10,7 @@ import pytest
 from serve.parts import crash, same, settings, settled, small_model, twin
 from serve.web import post, running, token
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 from starlette.testclient import TestClient
 
 from wise_atta.serve import ledger as db
@@ -153,6 +154,26 @@ def test_a_revocation_survives_a_crash(tmp_path: Path) -> None:
         back = Service(small_model(), settings(tmp_path, **options))
         same(before, back.streams["default"].state.state_dict())
         back.close()
+
+
+def test_a_revocation_that_the_ledger_cannot_take_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OperationalError("INSERT", {}, Exception("database or disk is full"))
+
+    with running(tmp_path, keep_log=1, **EVERY) as (client, service):
+        said = fill(client, service, bad=True)
+        boss = service.boss  # type: ignore[attr-defined]
+        before = service.streams["default"].state.state_dict()
+        with monkeypatch.context() as patch:
+            patch.setattr(db, "notice", full)
+            assert client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss).status_code == 503
+        same(before, service.streams["default"].state.state_dict())
+        with service.ledger.read() as session:
+            assert set(said["bad"]) < {row.query for row in session.scalars(select(db.Learned))}
+        done = client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss).json()
+        assert done["exact"] and done["answers"] == len(said["bad"])
 
 
 def test_one_answer_can_be_revoked_and_given_anew(tmp_path: Path) -> None:

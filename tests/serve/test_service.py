@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from pathlib import Path
@@ -11,10 +12,12 @@ import pytest
 import torch
 from serve.parts import crash, database, pictures, same, send, settings, settled, small_model, twin
 from sqlalchemy import func, select
+from sqlalchemy.exc import OperationalError
 
 from wise_atta import errors
 from wise_atta.serve import learner
 from wise_atta.serve import ledger as db
+from wise_atta.serve import service as service_module
 from wise_atta.serve.batcher import Full, Job
 from wise_atta.serve.intake import write_npy
 from wise_atta.serve.service import Service
@@ -299,3 +302,33 @@ def test_a_write_that_fails_takes_back_its_own_changes_alone(tmp_path: Path) -> 
 
 def test_settings_are_values() -> None:
     assert dataclasses.replace(settings(Path("x")), ratio="1/3").rate.denominator == 3
+
+
+def test_what_the_ledger_could_not_take_is_told_again_before_the_next_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OperationalError("INSERT", {}, Exception("database or disk is full"))
+
+    first = Service(small_model(), settings(tmp_path))
+    stream, hold, learned = first.streams["default"], threading.Event(), threading.Event()
+    stream.learner.run(lambda: assert_set(hold))
+    for number in range(5):
+        send(stream, number)
+    with monkeypatch.context() as patch:
+        patch.setattr(service_module, "record", full)
+        stream.learner.run(learned.set)
+        hold.set()
+        assert_set(learned)
+        # Whatever is committed in one group with what fails, fails too.
+        with contextlib.suppress(OperationalError):
+            first.ledger.write(lambda session: None).result(30)
+    spent = stream.state.spent
+    assert spent > 1
+    first.close()
+    back = Service(small_model(), settings(tmp_path))
+    assert back.streams["default"].recovered == 0
+    with back.ledger.read() as session:
+        assert session.scalar(select(func.count()).select_from(db.Question)) == spent
+        assert session.scalar(select(func.sum(db.Charge.units))) == spent
+    back.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from serve.parts import pictures, settled
+from serve.parts import crash, pictures, settled
 from serve.web import npy, png, post, running, token
 from sqlalchemy import select
 from starlette.types import Message
@@ -286,6 +286,13 @@ def test_a_service_that_stops_says_so(tmp_path: Path) -> None:
         service.close()
         assert client.get("/readyz").status_code == 503
         assert client.post("/predict", content=npy(2), headers=NPY).status_code == 503
+
+
+def test_a_service_that_can_write_no_more_is_unwell(tmp_path: Path) -> None:
+    with running(tmp_path) as (client, service):
+        assert client.get("/healthz").status_code == 200
+        crash(service)
+        assert client.get("/healthz").status_code == client.get("/readyz").status_code == 503
 
 
 def test_metrics_tell_what_happened(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def revoke(stream: Stream, *, by: str | None = None, queries: Sequence[str] | No
     """Take back accepted answers. Runs between two events of the stream's learner, and waits for the ledger."""
     if (by is None) == (queries is None):
         raise errors.BadInput("say whose answers, or the answers to which questions: one of the two")
-    stream.ledger.write(lambda session: None).result()
+    stream.tell().result()
     with stream.ledger.read() as session:
         rows = _chosen(session, stream, by, queries)
         if not rows:
@@ -84,8 +84,9 @@ def revoke(stream: Stream, *, by: str | None = None, queries: Sequence[str] | No
         relearn: list[str] = []
         if state is None:
             state, relearn = _approximate(session, stream, first, rows)
-    stream.state.load_state_dict(state)
-    saved, seq = pack(stream.state.state_dict()), stream.state.position
+    after = stream.make()
+    after.load_state_dict(state)
+    saved, seq = pack(after.state_dict()), after.position
 
     def write(session: Session) -> None:
         session.execute(update(Reply).where(Reply.id.in_(ids)).values(status="revoked"))
@@ -98,9 +99,11 @@ def revoke(stream: Stream, *, by: str | None = None, queries: Sequence[str] | No
         later = Checkpoint.stream == stream.name, Checkpoint.seq >= first
         session.execute(delete(Checkpoint).where(*later))
         db.notice(session, stream.name, "revoked", answers=len(ids), exact=exact, replayed=replayed)
-        stream._add_checkpoint(session, seq, saved)
+        stream.add_checkpoint(session, seq, saved)
 
     stream.ledger.write(write).result()
+    # Not before it is in the ledger: should that fail, nothing was revoked.
+    stream.state.load_state_dict(state)
     return Revocation(len(ids), exact, replayed)
 
 

@@ -77,6 +77,8 @@ class Stream:
         self.state = make()
         self.tally = Tally()
         self.history = History()
+        # What the ledger has not taken yet, and within which transaction it was tried. For the ledger's thread alone.
+        self._untold: list[tuple[Session, Outcome]] = []
         self.classes = torch.zeros(0)
         self._source = self.state.adapter.classifier.source_flat()
         self.recovered = self._recover()
@@ -209,12 +211,37 @@ class Stream:
         self.tally.failed += outcome.failed is not None
         self.tally.trips += outcome.tripped is not None
         if outcome.asked or outcome.learned or outcome.expired or outcome.tripped or outcome.late:
-            self.ledger.write(lambda session: record(session, self.name, [outcome]))
+            self.tell([replace(outcome, step=None)])
+
+    def tell(self, outcomes: Sequence[Outcome] = ()) -> Future[list[Outcome]]:
+        """Enter outcomes into the ledger, with those that it could not take before: the disk may have been full."""
+        return self.ledger.write(lambda session: self._tell(session, outcomes), self._told)
+
+    def _tell(self, session: Session, outcomes: Sequence[Outcome] = ()) -> list[Outcome]:
+        again = [outcome for tried, outcome in self._untold if tried is not session]
+        self._untold += [(session, outcome) for outcome in outcomes]
+        found = [*again, *outcomes]
+        record(session, self.name, found)
+        return found
+
+    def _told(self, outcomes: Sequence[Outcome]) -> None:
+        self._untold = [pair for pair in self._untold if pair[1] not in outcomes]
 
     def checkpoint(self) -> None:
         """Write the state and its place in the log. Runs between two events."""
         state, seq = pack(self.state.state_dict()), self.state.position
-        self.ledger.write(lambda session: self._add_checkpoint(session, seq, state), lambda _: self._again(True))
+
+        def write(session: Session) -> list[Outcome]:
+            # A restart begins after these events, and would not come upon what they led to again.
+            told = self._tell(session)
+            self.add_checkpoint(session, seq, state)
+            return told
+
+        def then(told: list[Outcome]) -> None:
+            self._told(told)
+            self._sweep()
+
+        self.ledger.write(write, then)
 
     def _sweep(self) -> Future[bool]:
         return self.ledger.write(lambda session: db.sweep(session, self.name), self._again)
@@ -223,7 +250,8 @@ class Stream:
         if more:
             self._sweep()
 
-    def _add_checkpoint(self, session: Session, seq: int, state: bytes) -> None:
+    def add_checkpoint(self, session: Session, seq: int, state: bytes) -> None:
+        """A piece of writing: a state and its place in the log."""
         keep, keep_log = self.settings.checkpoints, self.settings.keep_log
         db.add_checkpoint(session, self.name, seq, state, keep=keep, keep_log=keep_log)
 
@@ -394,7 +422,11 @@ class Service:
 
     @property
     def healthy(self) -> bool:
-        return not self.ledger.lost and all(stream.learner.failed is None for stream in self.streams.values())
+        return (
+            self.ledger.alive
+            and not self.ledger.lost
+            and all(stream.learner.failed is None for stream in self.streams.values())
+        )
 
     def close(self) -> None:
         """Stop in good order: what is under way is answered, learned and saved."""
