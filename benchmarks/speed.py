@@ -427,8 +427,12 @@ class Bench:
             cases.append(peer("authors, " + self.base["precision"], authors, **self.base))
         if compiled:
             cases += [
-                peer("plain inference", lambda net: Inference(net, clock=self.clock, compiled=True), "compile"),
-                peer("tent by hand", lambda net: Tent(net, lr=LR, clock=self.clock, compiled=True), "compile"),
+                peer(
+                    "plain inference, compiled", lambda net: Inference(net, clock=self.clock, compiled=True), "compile"
+                ),
+                peer(
+                    "tent by hand, compiled", lambda net: Tent(net, lr=LR, clock=self.clock, compiled=True), "compile"
+                ),
             ]
         # With so little slack every second (in light mode every fifth) batch is labelled, as in the peer.
         wise = {"ratio": 0.5, "slack": 0.5, "statistics": "batch", "lr": LR}
