@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
+import warnings
+from io import BytesIO
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
+from PIL import Image
 
 from wise_atta import rng
+from wise_atta.serve import cli
 from wise_atta.serve.client import Client
 
 SERVE = "from wise_atta.serve.cli import serve; import typer; typer.run(serve)"
@@ -76,3 +81,17 @@ def test_the_command_refuses_what_it_cannot_serve(tmp_path: Path) -> None:
     ):
         done = CliRunner().invoke(app, [*base, *more])
         assert done.exit_code == 2 and why in done.output
+
+
+def test_what_strangers_send_leaves_no_warnings_behind() -> None:
+    # A picture whose header claims so much that Pillow warns; each size would be another warning.
+    buffer = BytesIO()
+    Image.new("L", (1, 1)).save(buffer, "BMP")
+    picture = buffer.getvalue()[:18] + struct.pack("<ii", 10_000, 10_000) + buffer.getvalue()[26:]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        Image.open(BytesIO(picture))
+        assert len(seen) == 1
+        cli._hush()
+        Image.open(BytesIO(picture))
+        assert len(seen) == 1

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import gc
 import json
+import logging
 import os
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -152,6 +154,7 @@ def run(model: str, settings: Settings, host: str, port: int) -> None:
     loopback = is_loopback(host)
     if not loopback:
         require_tokens(settings.database, host)
+    _hush()
     if len(settings.streams) > 1:
         _share_free_memory()
     service = Service(models.load(model), settings)
@@ -187,6 +190,12 @@ def _keep_the_interpreter_responsive() -> None:
     # What is there by now stays: to go through all of it again takes a quarter of a second.
     gc.collect()
     gc.freeze()
+
+
+def _hush() -> None:
+    """Let strangers fill neither the log nor the memory: of every new warning Python keeps the text for good."""
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 def _share_free_memory() -> None:
