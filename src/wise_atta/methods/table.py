@@ -44,7 +44,7 @@ ROWS = (
     Row("roid", "0", "norm", "mean prediction, source values of norm", "Marsden et al., WACV 2024"),
     Row("simatta", "3", "all", "anchor samples", "Gui et al., ICLR 2024"),
     Row("hiltta", "3", "norm; all by labels", "scores of learning rates", "Li et al., 2024"),
-    Row("cema", "by a teacher", "norm", "replayed samples", "Chen et al., ICLR 2024", "teacher"),
+    Row("cema", "by a teacher", "norm", "replayed samples, norm of the teacher", "Chen et al., ICLR 2024", "teacher"),
     Row("eatta", "1", "norm", "two loss weights, last scores by class", "Wang et al., CVPR 2025"),
     Row("wise", "≤ ratio", "norm, then head", "anchor of norm and head", "WISE-ATTA"),
 )
