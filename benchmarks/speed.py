@@ -16,6 +16,9 @@ group takes turns, a block of batches each, until every one had its rounds: a ma
 are medians of blocks, ratios are medians of the ratios within a round. In bf16 the peers' whole model is bfloat16.
 Compiling takes minutes: `--modes compile "compile + graphs" --limit 500` measures those groups alone.
 
+On a CPU the process keeps the memory that it frees (`wise_atta.keep_memory`), which makes every competitor faster, the
+peers too. `--fresh-memory` leaves that out: large tensors then come from the system one by one.
+
 The split comes from an extra pass in which the device is waited for before and after each part, so its parts add up to
 more than the time of a batch. *policy* is the decision, the choice of a sample, the question and its account; *rest* is
 what no part claims: Python, the finite flag, the one copy to the host.
@@ -744,7 +747,8 @@ def markdown(report: dict[str, Any]) -> str:
     about, how = report["machine"], report["settings"]
     opening = (
         f"{about['name']}, torch {about['torch']}, {about['threads']} threads; "
-        f"{how['rounds']} rounds of {how['batches']} batches each. Split in ms a batch."
+        f"{how['rounds']} rounds of {how['batches']} batches each{', memory kept' * how.get('keeps_memory', False)}. "
+        "Split in ms a batch."
     )
     return "\n".join([opening, "", *(table(group) for group in report["groups"]), summary(report)])
 
@@ -770,7 +774,7 @@ def cpu_name() -> str:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in ("batch", "px", "batches", "rounds", "limit")}
+    return {name: getattr(options, name) for name in ("batch", "px", "batches", "rounds", "limit", "keeps_memory")}
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -785,6 +789,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, default=10, help="batches in a block")
     parser.add_argument("--rounds", type=int, default=4, help="blocks of each competitor")
     parser.add_argument("--threads", type=int, help="CPU threads")
+    parser.add_argument("--fresh-memory", action="store_true", help="on a CPU, let freed memory go back to the system")
     parser.add_argument("--limit", type=float, default=150, help="seconds after which nothing new is begun")
     parser.add_argument("--out", type=Path, help="a file for the results; tables go to table-….md beside it")
     parser.add_argument("--profile", type=Path, help="a folder for chrome traces")
@@ -806,6 +811,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     ]
     if not groups:
         sys.exit("no group of this device is left: see GROUPS in this file")
+    # Before anything is made, and for all alike: it is a setting of the process.
+    options.keeps_memory = options.device == "cpu" and not options.fresh_memory and wa.keep_memory()
     bench = Bench(options)
     bench.run(groups)
     print(summary(bench.report))

@@ -127,3 +127,22 @@ def test_a_mode_that_fails_is_reported_and_the_run_goes_on(
     assert [name for (name, mode), row in rows.items() if mode == "eager" and "split_ms" not in row] == []
     assert set(rows["wise", "eager"]["ratio"]) >= {"plain inference", "tent by hand", "authors"}
     assert "no_such_option" in (tmp_path / "table-speed.md").read_text()
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_the_report_says_whether_memory_was_kept(
+    load: Loader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: bool
+) -> None:
+    load("authors")
+    load("peers")
+    speed = load("speed")
+    monkeypatch.setattr(speed, "build", lambda name: net().float())
+    monkeypatch.setitem(speed.GROUPS, "cpu", [speed.Group("small", "fp32", [speed.EAGER])])
+    kept: list[bool] = []
+    monkeypatch.setattr(wa, "keep_memory", lambda: not kept.append(True))
+    sizes = ["--batch", "16", "--px", "8", "--batches", "1", "--rounds", "1", "--rows", "wise"]
+    out = tmp_path / "speed.json"
+    speed.main(["--device", "cpu", "--out", str(out), *sizes, *["--fresh-memory"] * fresh])
+    assert json.loads(out.read_text())["settings"]["keeps_memory"] is not fresh
+    assert bool(kept) is not fresh
+    assert ("memory kept" in (tmp_path / "table-speed.md").read_text()) is not fresh
