@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wise_atta import errors
+from wise_atta import errors, signals
 from wise_atta.anchor import Anchor
 from wise_atta.guard import Guard
 from wise_atta.how import Labels, Late, Update
@@ -736,12 +736,12 @@ class Adapter:
 
 
 def _finite(inputs: Inputs) -> bool:
-    return all(bool(leaf.isfinite().all()) for leaf in leaves(inputs) if leaf.is_floating_point())
+    return all(bool(signals.all_finite(leaf)) for leaf in leaves(inputs) if leaf.is_floating_point())
 
 
 def _all_finite(inputs: Inputs, logits: Tensor) -> Tensor:
-    finite = logits.isfinite().all()
+    finite = signals.all_finite(logits)
     for leaf in leaves(inputs):
         if leaf.is_floating_point():
-            finite = finite & leaf.isfinite().all()
+            finite = finite & signals.all_finite(leaf)
     return finite

@@ -95,6 +95,28 @@ def widen(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
+def straight(norm: _BatchNorm) -> None:
+    """Let a plain BatchNorm layer call its kernel without looking anything up twice: a GPU waits for the host there."""
+    if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        return
+    parameters, buffers = norm._parameters, norm._buffers
+
+    def forward(x: Tensor) -> Tensor:
+        return torch.batch_norm(
+            x,
+            parameters["weight"],
+            parameters["bias"],
+            buffers["running_mean"],
+            buffers["running_var"],
+            norm.training or buffers["running_mean"] is None,
+            1.0,  # as they are bound: the statistics of this batch, not an average
+            norm.eps,
+            torch.backends.cudnn.enabled,
+        )
+
+    norm.forward = forward  # type: ignore[assignment, method-assign]
+
+
 def channels_last(tensor: Tensor) -> Tensor:
     """Pictures and filters with the channels innermost; anything else as it is."""
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else tensor

@@ -227,6 +227,9 @@ class _Replica:
                 fast.quicken(norm)
         for name in how.blocks:
             fast.recompute(modules[name], lambda: None if self.lease is None else self.lease())
+        if how.quick and not how.compile:
+            for norm in self.norms:
+                fast.straight(norm)
         self.run: Callable[..., Any] = torch.compile(self.module, dynamic=False) if how.compile else self.module
 
     def _keep_features(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -256,6 +259,10 @@ class _How:
     compile: bool
     blocks: tuple[str, ...]
     _frozen: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def quick(self) -> bool:
+        return self.precision is not None or self.channels_last or self.compile
 
     @property
     def reorders(self) -> bool:
@@ -486,6 +493,11 @@ class Classifier:
         return Layout.of(chosen, {name: parameters[name].shape for name in taken})
 
     @property
+    def head_is_linear(self) -> bool:
+        """Whether the logits are W·f + b of the features as they are, for all classes."""
+        return type(self.model.get_submodule(self.head_name)) is nn.Linear and self.classes is None
+
+    @property
     def outputs(self) -> int | None:
         """How many classes the model itself has, where that can be told before its first forward."""
         found = getattr(self.model.get_submodule(self.head_name), "out_features", None)
@@ -689,8 +701,7 @@ class Classifier:
     @property
     def quick(self) -> bool:
         """Whether it was asked to be fast, so that sums may be taken in another order than usual."""
-        how = self._how
-        return how.precision is not None or how.channels_last or how.compile or self._graphs is not None
+        return self._how.quick or self._graphs is not None
 
     def check(self, inputs: Inputs) -> int:
         """Refuse inputs that cannot be predicted on; otherwise the number of samples."""

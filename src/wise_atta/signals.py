@@ -38,6 +38,16 @@ def drift(logits: Tensor, anchor_logits: Tensor) -> Tensor:
     return distance
 
 
+def all_finite(values: Tensor) -> Tensor:
+    """Whether there is neither NaN nor Inf among the values, in one pass over them.
+
+    >>> all_finite(torch.tensor([1.0, torch.nan])), all_finite(torch.tensor([1.0, 3e38, 3e38]))
+    (tensor(False), tensor(True))
+    """
+    largest: Tensor = torch.linalg.vector_norm(values, ord=math.inf)  # NaN if there is one
+    return largest < math.inf
+
+
 def cosine_to(mean_probs: Tensor, probs: Tensor) -> Tensor:
     """cos(p̄, p) of every row with one mean prediction [C]."""
     return torch.nn.functional.cosine_similarity(mean_probs.unsqueeze(0), probs, dim=1)

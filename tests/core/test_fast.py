@@ -146,10 +146,29 @@ def test_the_prepared_loss_has_the_value_and_the_gradient_of_the_plain_one(
 def test_the_slope_of_the_labels_is_the_gradient_of_their_loss() -> None:
     logits = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
     labels = Labels([4, 1], [2, 0], weights=[0.5, 2.0])
-    (wanted,) = torch.autograd.grad(0.9 * labels.loss(logits[labels.rows]), logits)
-    found = torch.zeros_like(logits)
-    labels.slope(logits, 0.9, into=found)
-    torch.testing.assert_close(found, wanted)
+    (wanted,) = torch.autograd.grad(labels.loss(logits[labels.rows]), logits)
+    torch.testing.assert_close(torch.stack(labels.slopes(logits)), wanted[labels.rows])
+
+
+@pytest.mark.parametrize("train_head", ["full", "bias", "none"])
+def test_the_head_learns_the_same_in_closed_form(train_head: str) -> None:
+    options = {"train_head": train_head, "labels": 2, "ratio": 2.0, "policy": "always"}
+    plain, fast = make(**options), make(**options, precision="fp32")
+    play(plain, 20)
+    play(fast, 20)
+    assert moved(plain) > 1e-3 and distance(plain, fast) < 1e-5
+    heads = [name for name in plain.classifier.layout.shapes if name.startswith(plain.classifier.head_name)]
+    assert len(heads) == {"full": 2, "bias": 1, "none": 0}[train_head]
+
+
+@pytest.mark.parametrize("statistics", ["batch", "source", "mixed", "ema"])
+def test_a_straight_call_of_batch_norm_is_the_layer_s_own(statistics: str) -> None:
+    plain, fast = make(statistics=statistics), make(statistics=statistics, precision="fp32")
+    x = nets.batch(dtype=torch.float32)
+    for adapter in (plain, fast):
+        adapter.predict(x, learn=False)
+    ours, theirs = (adapter.predict(x, ask=False, learn=False).logits for adapter in (plain, fast))
+    assert torch.equal(ours, theirs)
 
 
 # -- what the host need not be waited for ------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ class Labels:
         self.labels = [*labels, *(item.label for item in late)]
         self.weights = [*([1.0] * len(self.rows) if weights is None else weights), *(item.weight for item in late)]
         self._ready: tuple[Tensor, Tensor, Tensor] | None = None
+        self._slopes: list[Tensor] | None = None
 
     def on(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, classes and weights beside the logits, copied there once: a rule asks for them several times."""
@@ -87,12 +88,15 @@ class Labels:
             features.append(own.features)
         return torch.cat(logits), torch.cat(features)
 
-    def slope(self, logits: Tensor, weight: float, into: Tensor) -> None:
-        """Add weight·∂L_sup/∂logits of a batch whose labels are all prompt: at a labelled row p − 1[y], for each w."""
-        for row, label, own in zip(self.rows, self.labels, self.weights, strict=True):
-            difference = logits[row].detach().softmax(dim=0)
-            difference[label].sub_(1)
-            into[row].add_(difference, alpha=weight * own / len(self))
+    def slopes(self, logits: Tensor) -> list[Tensor]:
+        """∂L_sup/∂logits at the labelled rows, where all labels are prompt: w·(p − 1[y])/|Q|, worked out once."""
+        if self._slopes is None:
+            self._slopes = []
+            for row, label, weight in zip(self.rows, self.labels, self.weights, strict=True):
+                slope = logits[row].detach().softmax(dim=0)
+                slope[label].sub_(1)
+                self._slopes.append(slope.mul_(weight / len(self)))
+        return self._slopes
 
     def loss(self, logits: Tensor) -> Tensor:
         """L_sup = (1/|Q|) Σ w·(−log p_y), with w = 1 unless an answer says otherwise."""

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from wise_atta import errors
+from wise_atta import errors, signals
 from wise_atta.model import Classifier, Gradients
 
 Kind: TypeAlias = Literal["sgd", "adam"]
@@ -80,7 +80,7 @@ class Optimizer:
                     part = self._gradient[layout.slices[group]]
                 else:
                     continue
-                self._parts[group].grad = torch.where(part.isfinite().all(), part, torch.zeros_like(part))
+                self._parts[group].grad = torch.where(signals.all_finite(part), part, 0.0)
             for settings in self._torch.param_groups:
                 settings["lr"] = self.lr if lr is None else lr
             self._torch.step()

@@ -118,9 +118,12 @@ class TwoStep(Update):
         # The large one first: a device computes it while the host prepares the other.
         by_head: Gradients = {}
         if self.block is None and self.train_head != "none":
-            with torch.enable_grad():
-                head_loss = self.lambda_head * labels.loss(model.head(features.detach()))
-            by_head = model.gradients(head_loss, model.live, ["second"], head=True)
+            if isinstance(prepared, Prepared) and not labels.late and model.head_is_linear:
+                by_head = self._head_by_slope(forward, labels)
+            else:
+                with torch.enable_grad():
+                    head_loss = self.lambda_head * labels.loss(model.head(features.detach()))
+                by_head = model.gradients(head_loss, model.live, ["second"], head=True)
         if by_norm:
             # Where the head follows at once, both are published together: nobody sees half of an update.
             self.optimizer.step(by_norm, publish=not by_head)
@@ -156,13 +159,22 @@ class TwoStep(Update):
         if not gradients and (prepared.kept or supervised):
             slope = prepared.slope(self.lambda_ent, labels)
             if supervised:
-                labels.slope(forward.logits, self.lambda_sup, into=slope)
+                for row, own in zip(labels.rows, labels.slopes(forward.logits), strict=True):
+                    slope[row].add_(own, alpha=self.lambda_sup)
             gradients = self.model.pull(forward, slope, ["norm"])
         losses = {"ent": prepared.value(labels)} if prepared.kept else {}
         if not labels:
             return losses, gradients, forward.features
         logits, features = labels.outputs(self.model, forward)
         return losses | {"sup": labels.loss(logits.detach())}, gradients, features
+
+    def _head_by_slope(self, forward: Forward, labels: Labels) -> Gradients:
+        """The head's gradients in closed form: with z = W·f + b, ∂L/∂b is the slope in z and ∂L/∂W that times f."""
+        slopes = torch.stack(labels.slopes(forward.logits)) * self.lambda_head
+        features = torch.stack([forward.features[row].detach() for row in labels.rows])
+        found = {".weight": slopes.T @ features, ".bias": slopes.sum(dim=0)}
+        names = self.model.layout.groups["second"]
+        return {"second": [found[name.removeprefix(self.model.head_name)] for name in names]}
 
     def start_early(self, forward: Forward) -> None:
         forward.early = self.model.pull(forward, forward.prepared.slope(self.lambda_ent), ["norm"])
