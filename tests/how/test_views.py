@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as torchvision
 
 from wise_atta import errors
-from wise_atta.how import Augment
+from wise_atta.how import Augment, LikelihoodRatio, TeacherStudent
 
 OFF: dict[str, Any] = {
     "brightness": None,
@@ -127,3 +128,11 @@ def test_pictures_of_any_shape_stay_in_range_shape_and_dtype(
 def test_what_is_no_picture_is_refused(inputs: Any) -> None:
     with pytest.raises(errors.BadInput, match="pictures"):
         Augment()(inputs, generator())
+
+
+def test_the_ranges_are_those_published_for_cotta_and_roid() -> None:
+    colours = {"brightness": (0.6, 1.4), "contrast": (0.7, 1.3), "saturation": (0.5, 1.5), "hue": (-0.06, 0.06)}
+    moves = {"gamma": (0.7, 1.3), "degrees": 15, "shift": 1 / 16, "zoom": (0.9, 1.1), "flip": 0.5}
+    cotta = Augment(**colours, **moves, padding="edge", blur=(0.001, 0.5), noise=0.005)
+    assert TeacherStudent().augment == cotta
+    assert LikelihoodRatio().augment == replace(cotta, padding="reflect", blur=None, noise=0)
