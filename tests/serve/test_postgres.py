@@ -63,7 +63,7 @@ def server() -> Iterator[str]:
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(240, func_only=True)  # the files of a hundred databases take their time to go
 def test_the_same_tests_pass_on_postgresql(server: str) -> None:
     run_tests(server, TESTS, 220)
 
