@@ -69,9 +69,9 @@ def test_the_same_tests_pass_on_postgresql(server: str) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 def test_nothing_is_lost_on_postgresql_when_it_is_killed(server: str) -> None:
-    run_tests(server, ["test_crash.py"], 110, "-m", "heavy", WISE_ATTA_KILLS="8")
+    run_tests(server, ["test_crash.py"], 220, "-m", "heavy", WISE_ATTA_KILLS="8")
 
 
 def run_tests(server: str, files: Sequence[str], seconds: float, *options: str, **variables: str) -> None:
