@@ -331,7 +331,8 @@ def main() -> None:
         given.out.parent.mkdir(parents=True, exist_ok=True)
         given.out.write_text(f"{text}\n", encoding="utf-8")
     print(text)
-    print(table(found))
+    if not given.streams:
+        print(table(found))
 
 
 if __name__ == "__main__":
