@@ -222,14 +222,11 @@ class _Replica:
     def _set_up(self, modules: Mapping[str, nn.Module], how: _How) -> None:
         if self._widens:
             fast.without_autocast(self.head, how.device)
-        if how.reorders:
-            for norm in self.norms:
-                fast.quicken(norm)
-        for name in how.blocks:
-            fast.recompute(modules[name], lambda: None if self.lease is None else self.lease())
         if how.quick and not how.compile:
             for norm in self.norms:
-                fast.straight(norm)
+                fast.quicken(norm) if how.reorders else fast.straight(norm)
+        for name in how.blocks:
+            fast.recompute(modules[name], lambda: None if self.lease is None else self.lease())
         self.run: Callable[..., Any] = torch.compile(self.module, dynamic=False) if how.compile else self.module
 
     def _keep_features(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -267,8 +264,7 @@ class _How:
     @property
     def reorders(self) -> bool:
         """Whether batch statistics are summed in an order that suits the CPU. Never unless something was asked for."""
-        asked = self.precision is not None or self.channels_last
-        return asked and self.device.type == "cpu" and not self.compile
+        return self.quick and self.device.type == "cpu" and not self.compile
 
     def conversion(self, module: nn.Module, head: nn.Module, parameter: Tensor) -> Convert | None:
         """What is done to a parameter before the layer uses it, if anything."""
