@@ -179,6 +179,8 @@ def scenarios() -> list[tuple[str, dict[str, Any]]]:
     return [
         ("small", small),
         ("defaults", {**common, "net": nets.cnn(width=2, scale=150.0), "batches": nets.batches(n=130, size=4)}),
+        # Here it decides what is asked for that a candidate weighs 1 beside the anchors, and not less.
+        ("light candidates", {**small, "batches": nets.batches(seed=1, n=24, size=4)}),
         ("budgeted", {**small, "grants": [0, 10, 0, 1, 2]}),
         ("small buffer", {**small, "buffer": 10}),
         (
