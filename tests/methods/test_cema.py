@@ -144,21 +144,6 @@ def test_sent_samples_wait_as_open_questions_until_the_queue_is_full() -> None:
     assert len(adapter.open) == adapter.counts.asked - 30
 
 
-def test_what_waits_at_a_reset_is_not_learned_after_it() -> None:
-    first, second = small.batches(2, n=16)
-    reset, fresh = (cema(queue=8, ready=1, labels=12, ratio=12) for _ in range(2))
-    reset.step(first)
-    waiting = {query.id for query in reset.open}
-    reset.reset()
-    again = cema(queue=8, ready=1, labels=12, ratio=12)
-    again.load_state_dict(reset.state_dict())
-    done = [active.steps(adapter, [second])[0][1] for adapter in (reset, again, fresh)]
-    assert waiting and not any(waiting & set(step.learned) for step in done)
-    assert len(done[0].learned) == len(done[1].learned) == len(done[2].learned) > 0
-    assert torch.equal(reset.classifier.live.flat, fresh.classifier.live.flat)
-    assert torch.equal(again.classifier.live.flat, fresh.classifier.live.flat)
-
-
 def test_labels_of_the_teacher_are_charged_and_recorded() -> None:
     adapter = cema()
     done = [step for _, step in active.steps(adapter, small.batches(3, n=16))]

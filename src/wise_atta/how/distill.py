@@ -121,7 +121,7 @@ class Distillation(Update):
     below
         E₀ as a share of ln C.
     queue
-        How many questions the teacher takes at a time. What waits at a reset stays unanswered: it belongs to the past.
+        How many questions the teacher takes at a time.
     replayed, alone
         How many past samples come beside a queue, and how many where a batch sends nothing.
     ready
@@ -178,8 +178,6 @@ class Distillation(Update):
         self._steps = 0
         self._losses: dict[str, Tensor] = {}
         self._sent = 0
-        # The latest batch that sent anything, and the latest before the last reset: what waited then stays unanswered.
-        self._latest = self._before = 0
 
     def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
         self.tutor.start(model)
@@ -192,8 +190,6 @@ class Distillation(Update):
         # The statistics that samples are distilled with know of this batch.
         self.model.commit(forward)
         self._sent = sent
-        questions = [query for query in questions if query.batch > self._before]
-        self._latest = max([self._latest, *(query.batch for query in questions)])
         answers: dict[str, int] = {}
         for begin in range(0, len(questions) - self.queue + 1, self.queue):
             full = questions[begin : begin + self.queue]
@@ -244,7 +240,6 @@ class Distillation(Update):
         self.tutor.reset()
         self.replay.reset()
         self._steps = 0
-        self._before = self._latest
 
     def snapshot(self) -> dict[str, Tensor]:
         return super().snapshot() | {"teacher": self.tutor.model.live.flat}
@@ -259,14 +254,12 @@ class Distillation(Update):
             "tutor": self.tutor.state_dict(),
             "replay": self.replay.state_dict(),
             "steps": self._steps,
-            "queue": [self._latest, self._before],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.tutor.load_state_dict(state["tutor"])
         self.replay.load_state_dict(state["replay"])
         self._steps = state["steps"]
-        self._latest, self._before = state["queue"]
         super().load_state_dict(state)
 
     def __repr__(self) -> str:
