@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from wise_atta import errors
+from wise_atta import errors, typed
 
 # This file is loaded before anything is said, so all that is large is imported where it is used.
 try:
@@ -266,7 +266,7 @@ def run(
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
     other: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Any other field of an experiment, such as exhaust=true; repeatable."),
+        typer.Option("--set", help="Any other field, exhaust=true, or one inside, stream.order=sorted; repeatable."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; by default one below runs/.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the data sets (WISE_ATTA_DATA).")] = None,
@@ -303,17 +303,16 @@ def run(
         from wise_atta.bench.verify import add_spread
 
     content = {} if file is None else read_mapping(file)
-    flags = {
+    flags: dict[str, Any] = {
         **{"data": dataset, "model": model, "method": method, "policy": policy, "ratio": ratio, "utility": utility},
         **{"selector": selector, "batch": batch, "severity": severity, "protocol": protocol, "delay": delay},
         **{"noise": noise, "seed": seed, "device": device, "threads": threads},
     }
-    listed = None if domains is None else [name.strip() for name in domains.split(",")]
-    stream = {"limit": limit, "domains": listed, "seed": stream_seed}
-    content |= {name: value for name, value in flags.items() if value is not None} | _pairs("--set", other or [])
-    for name, given in (("options", _pairs("--option", option or [])), ("stream", stream)):
-        given = {key: value for key, value in given.items() if value is not None}
-        content[name] = {**content.get(name, {}), **given}
+    listed = None if domains is None else typed.listed("--domains", domains, str)
+    flags |= {"stream.limit": limit, "stream.domains": listed, "stream.seed": stream_seed}
+    options: dict[str, Any] = typed.pairs("--option", option or [])
+    flags |= {f"options.{name}": value for name, value in options.items()}
+    content |= {name: value for name, value in flags.items() if value is not None} | typed.pairs("--set", other or [])
     experiment = Experiment.parse(content)
     folder = Places(Path("runs")).of(experiment) if out is None else out
     console = Console(stderr=True, quiet=quiet or as_json)
@@ -331,20 +330,6 @@ def run(
         typer.echo(json.dumps(card, indent=1))
     else:
         _show_card(card, folder, short=quiet)
-
-
-def _pairs(flag: str, texts: Sequence[str]) -> dict[str, Any]:
-    """`key=value` texts as values: JSON where it is JSON, otherwise text."""
-    found: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise errors.BadConfig(f"{flag} {text}: write NAME=VALUE")
-        try:
-            found[key] = json.loads(value)
-        except ValueError:
-            found[key] = value
-    return found
 
 
 @contextmanager
@@ -471,6 +456,7 @@ ROOMS = {
     "rivals": Room(_STUDIES, "bench", "Run methods side by side on one stream.", inside=True),
     "tune": Room(_STUDIES, "bench", "Choose a method's learning rate on a stream that is not scored.", inside=True),
     "sweep": Room(_STUDIES, "bench", "Run every combination of the fields that are lists.", inside=True),
+    "spread": Room(_STUDIES, "bench", "Measure how far cards' runs come apart by chance, and keep it.", inside=True),
     "verify": Room(_STUDIES, "bench", "Run cards again and say whether what they promise holds here.", inside=True),
     "no-harm": Room(_STUDIES, "bench", "Measure where adaptation is worse than none.", inside=True),
     "ablation": Room(_STUDIES, "bench", "Measure what the labels themselves are worth.", inside=True),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from wise_atta import errors
-from wise_atta.bench.experiment import CARD_VERSION, Experiment, read_cards
-from wise_atta.bench.table import rows
+from wise_atta.bench.experiment import CARD_VERSION, Experiment
+from wise_atta.bench.run import build
 
 FIELDS: dict[str, Any] = {
     "data": "digits+c",
@@ -107,17 +107,33 @@ def test_a_card_of_a_later_release_is_refused(tmp_path: Path) -> None:
         Experiment.read(file)
 
 
-def test_a_card_of_an_earlier_release_has_later_fields_at_their_defaults(tmp_path: Path) -> None:
-    whole = Experiment(method="tent").model_dump(mode="json")
-    cards = [{"card_version": CARD_VERSION, "digest": "0", "experiment": whole}]
-    cards.append({**cards[0], "experiment": {name: value for name, value in whole.items() if name != "annotator"}})
-    (tmp_path / "cards.json").write_text(json.dumps(cards))
-    first, second = read_cards(tmp_path / "cards.json")
-    assert first == second and len(rows([first, second])) == 1
-
-
 def test_the_digest_follows_what_decides_numbers_and_nothing_else() -> None:
     one = Experiment.parse(FIELDS)
     assert Experiment.parse({**FIELDS, "tag": "mine", "workers": 3}).digest == one.digest
     assert Experiment.parse({**FIELDS, "seed": 1}).digest != one.digest
     assert Experiment.parse({**FIELDS, "options": {"lr": 0.02}}).digest != one.digest
+
+
+def test_a_number_with_an_exponent_is_a_number_in_yaml_too(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text("method: tent\noptions: {lr: 1e-3}\ntag: 1e-3x\n")
+    one = Experiment.read(tmp_path / "one.yaml")
+    assert one.options == {"lr": 0.001} and one.tag == "1e-3x"
+
+
+def test_a_field_inside_another_can_be_named_by_a_dot() -> None:
+    one = Experiment.parse({"options.lr": 0.1, "options": {"momentum": 0.5, "lr": 3.0}, "stream.limit": 8})
+    assert one.options == {"momentum": 0.5, "lr": 0.1} and one.stream == {"limit": 8}
+    with pytest.raises(errors.BadConfig, match=r"'stream': stream\.limit has no place in 5"):
+        Experiment.parse({"stream": 5, "stream.limit": 8})
+    with pytest.raises(errors.UnknownName, match="Did you mean 'options'"):
+        Experiment.parse({"option.lr": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [("tent", {"lr": "fast"}, "not 'fast'"), ("wise", {"slack": "much"}, "experiment field 'options'.*much")],
+)
+def test_an_option_of_another_kind_is_named(method: str, options: dict[str, Any], said: str) -> None:
+    model = "wise_atta/digits_cnn@random"
+    with pytest.raises(errors.BadConfig, match=said):
+        build(Experiment(method=method, options=options, model=model, stream={"limit": 8}))

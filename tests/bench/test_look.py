@@ -107,3 +107,32 @@ def test_runs_of_the_sweep_are_read_by_every_command(
     assert asked["batch"] == 2 and not found["data"] and not found["identical"]
     assert call("compare", never, f"{bundle}#{never.name.rpartition('-')[2]}", "--json") == 0
     assert "but never by more than 1e-06" in json.loads(capsys.readouterr().out)["verdict"]
+
+
+def test_the_numbers_of_value_are_whole_in_80_columns(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    made(folder / "never", mistakes(0.4, "never"), policy="never")
+    assert call("value", folder, "--replicates", 20) == 0
+    said = capsys.readouterr().out
+    assert "…" not in said and max(map(len, said.split("Best without labels")[0].splitlines())) <= 80
+    assert said.count("───\n") == 2 and "− same without" in said, "a table against tent, and one against itself"
+
+
+@pytest.mark.parametrize(
+    "words", [("report", "--out", "file/a.html"), ("bundle", "--out", "file/a.zip"), ("value", "--out", "file")]
+)
+def test_a_place_that_cannot_be_written_is_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    (tmp_path / "file").write_text("kept")
+    command, flag, place = words
+    assert call(command, folder, flag, tmp_path / place) == 3
+    assert "could not be written" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+def test_a_folder_for_what_is_written_is_made(folder: Path, tmp_path: Path) -> None:
+    assert call("bundle", folder, "--out", tmp_path / "new" / "runs.zip") == 0
+    assert (tmp_path / "new" / "runs.zip").exists()

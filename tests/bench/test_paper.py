@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -211,18 +212,18 @@ def test_show_prints_paper_ours_and_difference_and_what_was_not_run(runs: Path) 
     assert row[1:4] == [f"{paper:.1f}", ours.text(2), f"{ours.mean - paper:+.1f}"]
     assert row[-1] == "2 of 3"
     assert lines["WISE-ATTA, delay 200"][2] == tables.NOT_RUN
-    assert "wise-atta paper run delay --on digits --limit 32 --device cpu" in result.output
+    assert "wise-atta paper run delay --on digits --limit 32 --device cpu --threads 1" in result.output
 
 
 def test_the_command_for_what_is_missing_names_the_missing_rows_alone(runs: Path) -> None:
     found = gathered("queries", runs)
     (command,) = tables.missing_commands(found)
-    assert command == "wise-atta paper run queries --on digits --limit 32 --device cpu"
+    assert command == "wise-atta paper run queries --on digits --limit 32 --device cpu --threads 1"
     cells = {key: cell for key, cell in found.cells.items() if key[0] == "EATTA"}
     some = Gathered(found.item, "digits", {**found.cells, **{k: type(c)(c.row, c.spot, ()) for k, c in cells.items()}})
     whole = {key: type(c)(c.row, c.spot, (*c.runs, *c.runs)) for key, c in some.cells.items()}
     (command,) = tables.missing_commands(Gathered(found.item, "digits", whole))
-    assert command == "wise-atta paper run queries --on digits --only EATTA --limit 32 --device cpu"
+    assert command == "wise-atta paper run queries --on digits --only EATTA --limit 32 --device cpu --threads 1"
 
 
 def test_what_is_published_shows_the_same_without_the_runs(runs: Path, tmp_path: Path) -> None:
@@ -281,6 +282,22 @@ def test_runs_of_a_row_that_differ_in_more_than_the_seed_are_refused_unless_told
     assert "wise 0.02" in told.output
 
 
+def test_labels_that_came_after_the_end_are_told_from_those_that_were_learned(runs: Path) -> None:
+    said = invoke("show", "delay", runs, "--on", "digits").output
+    assert re.search(r"^\| WISE-ATTA, delay 0 .*\| 7 \| 2 of 3 \|$", said, re.M)
+    late = re.search(r"^\| WISE-ATTA, delay 50 .*\| 7, 0 in time \| 2 of 3 \|$", said, re.M)
+    assert late, "15 batches are over before"
+
+
+def test_a_card_that_cannot_be_read_does_not_hide_the_others(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(runs, folder)
+    (folder / "broken").mkdir()
+    (folder / "broken" / "card.json").write_text("{")
+    result = invoke("show", "label-use", folder, "--on", "digits")
+    assert result.exit_code == 3 and "2 of 3" in result.stdout and "broken/card.json" in result.stderr
+
+
 def test_a_dry_run_prints_the_runs_and_makes_none(runs: Path, tmp_path: Path) -> None:
     flags = ("--on", "digits", "--seeds", "0", "--dry-run", *tiny_flags())
     result = invoke("run", "label-use", "queries", "--out", tmp_path / "none", *flags)
@@ -308,6 +325,13 @@ def test_a_data_set_that_is_not_there_is_said_before_any_run_with_how_to_get_it(
     result = invoke("run", "delay", "--data", tmp_path, "--out", tmp_path / "runs", "-q")
     assert isinstance(result.exception, errors.DataError)
     assert "wise-atta data fetch imagenet-r" in str(result.exception)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_network_that_is_not_there_is_said_before_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke("run", "delay", "--on", "pacs", "--out", tmp_path / "runs", "-q")
+    assert isinstance(result.exception, errors.DataError) and "wise-atta train" in str(result.exception)
     assert not (tmp_path / "runs").exists()
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from wise_atta import errors, rng
 from wise_atta.bench import runs as read
+from wise_atta.bench.figures import Figure, Panel, Series
 from wise_atta.bench.runs import Run
 from wise_atta.bench.value import Value, value
 
@@ -261,3 +262,14 @@ def test_the_documented_table_is_what_the_documented_runs_give() -> None:
     folder = Path(__file__).parents[2] / "docs" / "results" / "value"
     found = value(read.find([folder / "digits.zip"]).runs)
     assert found.markdown() == (folder / "digits" / "table.md").read_text()
+
+
+def test_whiskers_end_where_the_intervals_do(found: Value, tmp_path: Path) -> None:
+    point = found.of(found.asking[0])[-1]
+    series = next(one for one in found.figure().panels[0].series if one.name == point.method)
+    assert series.ends[-1] == (point.error.low, point.error.high)
+    said = f"{point.error.mean:.4g} [{point.error.low:.4g}, {point.error.high:.4g}]"
+    assert said in found.figure().html()
+    # Where an interval lies beside what was observed, it is drawn as far as it goes.
+    beside = Figure("a", [Panel("b", "lines", "x", "y", [Series("c", [0.0], [1.0], ends=[(1.5, 2.0)])])])
+    assert beside.write(tmp_path, "beside")[0].exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from typer.testing import CliRunner
 from wise_atta import cli, errors
 from wise_atta.bench import run as runs
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, read_cards, read_mapping
-from wise_atta.bench.verify import add_spread, spread, verify
+from wise_atta.bench.record import write_cards
+from wise_atta.bench.verify import add_spread, once, put_spreads, spread, summarise, verify
 
 ONE = Experiment(
     data="digits+c",
@@ -75,10 +77,34 @@ def test_elsewhere_a_card_is_held_to_logits_and_spread(card: dict[str, Any]) -> 
     far = {**card["spread"], "low": 0.0, "high": 1.0}
     assert "outside the spread" in str(verify(changed(there, "spread", value=far)))
     logits = [[value + 1e-3 for value in row] for row in card["first_batch"]["logits"]]
+    there["first_batch"]["digest"] = "0" * 16
     assert "further apart than 0.0001" in str(verify(changed(there, "first_batch", "logits", value=logits)))
+
+
+def test_a_card_without_a_spread_promises_nothing_elsewhere_and_is_not_said_to_be_false(card: dict[str, Any]) -> None:
+    there = changed(card, "provenance", "versions", "torch", value="1.0")
     del there["spread"], there["first_batch"]
-    said = str(verify(there))
-    assert "no spread" in said and "no logits" in said
+    verdict = verify(there)
+    assert not verdict.holds and not verdict.broken
+    said = str(verdict)
+    assert "cannot be told" in said and "no spread" in said and "no logits" in said and "does not hold" not in said
+
+
+def test_small_logits_are_compared_by_their_own_size() -> None:
+    """roid divides logits by about the number of classes: of 1e-3 a difference of 1e-5 is not rounding."""
+    one = ONE.model_copy(update={"method": "roid", "options": {}})
+    card = once(one)
+    card["spread"] = summarise([card["results"]["error"]] * 2)
+    card["provenance"]["versions"]["torch"], card["first_batch"]["digest"] = "1.0", "0" * 16
+    logits = card["first_batch"]["logits"]
+    largest = max(abs(value) for row in logits for value in row)
+    assert largest < 1
+    early = [[round(value, 6) for value in row] for row in logits]
+    assert verify(changed(card, "first_batch", "logits", value=early)).holds, "an early card rounds to six decimals"
+    moved = [[value + 3e-4 * largest for value in row] for row in logits]
+    assert "further apart than 0.0001 of" in str(verify(changed(card, "first_batch", "logits", value=moved)))
+    lost = [[math.nan for _ in row] for row in logits]
+    assert "further apart" in str(verify(changed(card, "first_batch", "logits", value=lost)))
 
 
 def test_a_card_of_a_device_that_is_not_here_is_run_on_what_there_is(card: dict[str, Any]) -> None:
@@ -111,6 +137,39 @@ def test_a_spread_is_not_measured_twice(tmp_path: Path) -> None:
     never = add_spread(tmp_path, once, runs=2, weights=tmp_path / "nowhere", report=lambda *_: pytest.fail("ran"))
     assert never is once
     assert json.loads((tmp_path / "card.json").read_text())["spread"] == once["spread"]
+
+
+def test_spreads_measured_elsewhere_are_put_into_published_cards_by_their_digest(
+    card: dict[str, Any], tmp_path: Path
+) -> None:
+    bare = {name: value for name, value in card.items() if name != "spread"}
+    other, third = {**bare, "digest": "f" * 12}, {**bare, "digest": "e" * 12}
+    file = tmp_path / "cards.json"
+    write_cards(file, [bare, other, third])
+    far = {**card["spread"], "low": 0.0, "high": 0.1}
+    left_out = put_spreads(file, {card["digest"]: card["spread"], "f" * 12: far, "0" * 12: far})
+    assert read_cards(file) == [card, other, third]
+    assert len(left_out) == 1 and "f" * 12 in left_out[0] and "outside the spread, 0.0000 to 0.1000" in left_out[0]
+
+
+def test_the_command_adds_spreads_to_all_cards_of_a_file_at_once(card: dict[str, Any], tmp_path: Path) -> None:
+    bare = {name: value for name, value in card.items() if name != "spread"}
+    write_cards(tmp_path / "a" / "cards.json", [bare, {**bare, "digest": "f" * 12}])
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "card.json").write_text(json.dumps(bare))
+    measured = CliRunner().invoke(cli.app, ["spread", str(tmp_path / "a" / "cards.json"), "--runs", "3"])
+    assert measured.exit_code == 0 and "2 of 2 cards have a spread" in measured.stdout
+    assert [one["spread"] for one in read_cards(tmp_path / "a")] == [card["spread"]] * 2
+    known = CliRunner().invoke(cli.app, ["spread", str(tmp_path / "a"), "--runs", "3"])
+    assert known.exit_code == 0 and known.stderr == "", "a spread is not measured twice"
+    (tmp_path / "spreads.json").write_text(json.dumps({card["digest"]: card["spread"]}))
+    merged = CliRunner().invoke(cli.app, ["spread", str(tmp_path), "--from", str(tmp_path / "spreads.json")])
+    assert merged.exit_code == 0, merged.output
+    assert json.loads((tmp_path / "b" / "card.json").read_text())["spread"] == card["spread"]
+    far = {card["digest"]: {**card["spread"], "low": 0.0, "high": 0.1}}
+    (tmp_path / "spreads.json").write_text(json.dumps(far))
+    refused = CliRunner().invoke(cli.app, ["spread", str(tmp_path / "b"), "--from", str(tmp_path / "spreads.json")])
+    assert refused.exit_code == 3 and "left out" in refused.stderr
 
 
 def test_one_card_of_many_is_named_by_its_digest(card: dict[str, Any], tmp_path: Path) -> None:
@@ -155,6 +214,21 @@ def test_verify_leaves_with_1_where_a_card_does_not_hold(card: dict[str, Any], t
     both = CliRunner().invoke(cli.app, ["verify", str(tmp_path / "good.json"), str(tmp_path / "bad.json"), "--json"])
     assert both.exit_code == 1
     assert [verdict["holds"] for verdict in json.loads(both.stdout)] == [True, False]
+
+
+def test_a_broken_card_does_not_keep_others_from_being_verified(card: dict[str, Any], tmp_path: Path) -> None:
+    for name, text in (("a", "{"), ("b", json.dumps(card)), ("c", json.dumps({**card, "card_version": 99}))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "card.json").write_text(text)
+    result = CliRunner().invoke(cli.app, ["verify", str(tmp_path)])
+    assert result.exit_code == 3 and result.stdout.count("holds") == 1
+    assert "a/card.json cannot be read" in result.stderr and "update wise-atta" in result.stderr
+
+
+def test_this_folder_can_be_named_by_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(cli.app, ["verify", "."])
+    assert result.exit_code == 3 and "was a run finished there?" in result.stderr
 
 
 def test_run_measures_the_spread_and_says_when_it_is_already_done(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_the_command_refuses_what_it_cannot_serve(tmp_path: Path) -> None:
     for more, why in (
         (["--option", "preset=paper"], "budget"),
         (["--host", "0.0.0.0"], "token"),
-        (["--option", "lr"], "name=value"),
+        (["--option", "lr"], "NAME=VALUE"),
         (["--classes", str(tmp_path / "none.txt")], "cannot be read"),
     ):
         done = CliRunner().invoke(app, [*base, *more])

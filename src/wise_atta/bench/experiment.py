@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pydantic
 
@@ -17,6 +19,9 @@ from wise_atta.bench.record import read_json
 from wise_atta.data import StreamSpec
 from wise_atta.model import StatisticsMode
 from wise_atta.wrap import FAST
+
+if TYPE_CHECKING:
+    import yaml
 
 # Fields that change where or how fast a run happens but not what is asked of it.
 _NOT_HASHED = frozenset({"workers", "tag"})
@@ -128,7 +133,8 @@ class Experiment(pydantic.BaseModel):
 
     @classmethod
     def parse(cls, content: dict[str, Any]) -> Experiment:
-        """An experiment from plain values; an error names the field."""
+        """An experiment from plain values; `options.lr` stands for lr inside options. An error names the field."""
+        content = _nested(content)
         for name in content:
             if name not in cls.model_fields:
                 raise errors.unknown("field of an experiment", str(name), cls.model_fields)
@@ -193,6 +199,22 @@ class Experiment(pydantic.BaseModel):
         return "-".join([*parts, f"s{self.seed}"])
 
 
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    content, inside = dict[str, Any](), dict[str, dict[str, Any]]()
+    for name, value in flat.items():
+        field, _, inner = str(name).partition(".")
+        if inner:
+            inside.setdefault(field, {})[inner] = value
+        else:
+            content[field] = value
+    for field, values in inside.items():
+        whole = content.get(field, {})
+        if not isinstance(whole, Mapping):
+            raise errors.BadConfig(f"experiment field {field!r}: {field}.{min(values)} has no place in {whole!r}")
+        content[field] = {**whole, **values}
+    return content
+
+
 def read_mapping(path: Path) -> dict[str, Any]:
     """The content of a YAML, TOML or JSON file; of a run card, the experiment in it."""
     path = path / "card.json" if path.is_dir() else path
@@ -211,12 +233,25 @@ def read_mapping(path: Path) -> dict[str, Any]:
         raise errors.MissingExtra("this needs yaml: pip install 'wise-atta[bench]'") from error
     try:
         text = path.read_text(encoding="utf-8")
-        content = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        content = tomllib.loads(text) if path.suffix == ".toml" else yaml.load(text, _yaml_loader())
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise errors.DataError(f"{path} cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise errors.DataError(f"{path} does not describe an experiment: a mapping of fields is needed")
     return content
+
+
+@functools.cache
+def _yaml_loader() -> type[yaml.SafeLoader]:
+    """YAML 1.1, but with 1e-3 as the number that YAML 1.2 takes it for, and not as text."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    number = re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
+    return Loader
 
 
 def _is_card(path: Path) -> bool:
@@ -227,15 +262,20 @@ def _is_card(path: Path) -> bool:
     return isinstance(content, list) or (isinstance(content, dict) and "experiment" in content)
 
 
+def card_files(place: Path) -> list[Path]:
+    """The files of cards at a place: itself, or all below a folder, those of runs and published lists."""
+    return sorted([*place.rglob("card.json"), *place.rglob("cards*.json")]) if place.is_dir() else [place]
+
+
 def read_cards(path: Path) -> list[dict[str, Any]]:
     """The run cards at a place: one or a list in a JSON file, those below a folder, those in a bundle.
 
     `FILE#DIGEST` is the card of that digest among them; its beginning is enough.
     """
-    name, _, wanted = path.name.partition("#")
-    place = path.with_name(name)
+    name, _, wanted = ("", "", "") if path.exists() else path.name.partition("#")
+    place = path.with_name(name) if name else path
     if place.is_dir():
-        cards = [read_json(file) for file in sorted(place.rglob("card.json"))]
+        cards = [card for file in card_files(place) for card in read_cards(file)]
     elif place.suffix == ".zip":
         from wise_atta.bench.runs import find
 
@@ -246,25 +286,17 @@ def read_cards(path: Path) -> list[dict[str, Any]]:
         except (OSError, ValueError) as error:
             raise errors.DataError(f"{place} cannot be read: {error}") from error
         cards = content if isinstance(content, list) else [content]
-    if not all(isinstance(card, dict) and "experiment" in card for card in cards):
-        raise errors.DataError(f"{place} does not hold run cards")
-    cards = [current(card, str(place)) for card in cards]
+    for card in cards:
+        if not isinstance(card, dict) or "experiment" not in card:
+            raise errors.DataError(f"{place} does not hold run cards")
+        check_version(card, str(place))
+    if not cards:
+        raise errors.DataError(f"no card below {place}: was a run finished there?")
     found = [card for card in cards if str(card.get("digest", "")).startswith(wanted)]
     if not found:
         known = ", ".join(str(card.get("digest")) for card in cards)
-        raise errors.DataError(f"no card {wanted} in {place}. There are: {known or 'none'}")
+        raise errors.DataError(f"no card {wanted} in {place}. There are: {known}")
     return found
-
-
-def current(card: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """A card as this release writes it: what an earlier one had no field for was as it is by default."""
-    check_version(card, where)
-    defaults = {
-        name: field.get_default(call_default_factory=True)
-        for name, field in Experiment.model_fields.items()
-        if not field.is_required()
-    }
-    return {**card, "experiment": {**defaults, **card["experiment"]}}
 
 
 def check_version(card: Mapping[str, Any], where: str) -> None:

@@ -53,6 +53,8 @@ class Series:
         Where; for bars `xs` are places among the panel's categories.
     spread
         A deviation for each, or nothing.
+    ends
+        Instead, from where to where an interval around each goes.
     hollow
         Whether it is drawn as what others report, not as what was measured here.
     """
@@ -61,6 +63,7 @@ class Series:
     xs: Sequence[float]
     ys: Sequence[float]
     spread: Sequence[float] = ()
+    ends: Sequence[tuple[float, float]] = ()
     hollow: bool = False
 
 
@@ -112,7 +115,6 @@ class Figure:
 
     def write(self, folder: Path, name: str) -> list[Path]:
         """`NAME.png`, `NAME.svg` and `NAME.html` in a folder."""
-        folder.mkdir(parents=True, exist_ok=True)
         files = [folder / f"{name}.{kind}" for kind in ("png", "svg", "html")]
         for file in files[:2]:
             replace_file(file, partial(self._print, kind=file.suffix[1:]))
@@ -135,11 +137,11 @@ class Figure:
                 self._panel(axis, panel)
             for axis in axes[len(self.panels) :]:
                 axis.remove()
-            handles = {
-                label: handle
-                for axis in axes[: len(self.panels)]
-                for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
-            }
+            handles: dict[str, Any] = {}
+            for axis in axes[: len(self.panels)]:
+                for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+                    # What was measured comes before what others report.
+                    handles.setdefault(label, handle)
             canvas.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=3, frameon=False)
             canvas.suptitle(self.title)
             canvas.savefig(file, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else None)
@@ -148,16 +150,18 @@ class Figure:
         wide = 0.8 / max(1, len(panel.series))
         for place, series in enumerate(panel.series):
             look: dict[str, Any] = {"color": self.colour(series.name), "label": series.name}
-            spread = list(series.spread) or None
+            # Matplotlib takes lengths; an interval need not hold what was observed.
+            lengths = [(max(0.0, y - low), max(0.0, high - y)) for _, y, (low, high) in _points(series)]
+            whiskers = list(zip(*lengths, strict=True)) if series.spread or series.ends else None
             if panel.kind == "bars":
                 xs = [x + (place + 0.5) * wide - 0.4 for x in series.xs]
                 hollow = {"fill": False, "edgecolor": look["color"]} if series.hollow else {}
-                axis.bar(xs, series.ys, wide, yerr=spread, error_kw={"lw": 0.8}, **{**look, **hollow})
+                axis.bar(xs, series.ys, wide, yerr=whiskers, error_kw={"lw": 0.8}, **{**look, **hollow})
             elif panel.kind == "dots":
                 axis.scatter(series.xs, series.ys, s=8, alpha=0.5, linewidths=0, **look)
             else:
                 style = "--" if series.hollow else "-"
-                axis.errorbar(series.xs, series.ys, yerr=spread, fmt=f"o{style}", ms=3, lw=1.4, capsize=2, **look)
+                axis.errorbar(series.xs, series.ys, yerr=whiskers, fmt=f"o{style}", ms=3, lw=1.4, capsize=2, **look)
         if panel.level is not None:
             axis.axhline(panel.level, color="0.5", ls="--", lw=1)
         if panel.names:
@@ -227,22 +231,26 @@ def _draw(chart: Chart, panel: Panel, place: int, series: Series, kind: str) -> 
     wide = 0.8 / max(1, len(panel.series))
     if panel.kind == "lines":
         chart.line(series.xs, series.ys, kind)
-    for x, y, spread in _points(series):
+    for x, y, (low, high) in _points(series):
         where = panel.names[int(x)] if panel.names else f"{x:g}"
-        said = f"{series.name}: {where}, {y:.4g}" + (f" ± {spread:.2g}" if spread else "")
+        said = f"{series.name}: {where}, {y:.4g}"
+        if low < high:
+            said += f" [{low:.4g}, {high:.4g}]" if series.ends else f" ± {high - y:.2g}"
         if panel.kind == "bars":
             start = x - 0.4 + place * wide
             chart.bar((start, 0), (start + 0.92 * wide, y), kind, said)
             x = start + 0.46 * wide
         else:
             chart.dot(x, y, kind, said)
-        if spread:
-            chart.stroke((x, y - spread), (x, y + spread), "whisker")
+        if low < high:
+            chart.stroke((x, low), (x, high), "whisker")
 
 
-def _points(series: Series) -> Iterator[tuple[float, float, float]]:
+def _points(series: Series) -> Iterator[tuple[float, float, tuple[float, float]]]:
+    """Where each is, and from where to where its whisker goes."""
     spread = series.spread or [0.0] * len(series.ys)
-    return zip(series.xs, series.ys, spread, strict=True)
+    even = [(y - one, y + one) for y, one in zip(series.ys, spread, strict=True)]
+    return zip(series.xs, series.ys, series.ends or even, strict=True)
 
 
 def _slanted(panel: Panel) -> bool:
@@ -252,7 +260,7 @@ def _slanted(panel: Panel) -> bool:
 
 def _span(panel: Panel) -> tuple[float, float]:
     """From lowest to highest, with whiskers; bars stand on 0."""
-    ends = [y + way * spread for series in panel.series for _, y, spread in _points(series) for way in (-1, 1)]
+    ends = [end for series in panel.series for _, _, whisker in _points(series) for end in whisker]
     ends += [0.0] if panel.kind == "bars" else []
     ends += [] if panel.level is None else [panel.level]
     low, high = min(ends, default=0.0), max(ends, default=1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +17,7 @@ from wise_atta.bench import runs
 from wise_atta.bench.compare import TOLERANCE, Comparison, compare
 from wise_atta.bench.record import write_json, write_text
 from wise_atta.bench.report import html
+from wise_atta.bench.terminal import left_out
 from wise_atta.bench.value import REPLICATES, value
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
@@ -28,16 +29,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON and
 @app.callback()
 def _looking() -> None:
     """Look at finished runs."""
-
-
-def _left_out(problems: Sequence[str]) -> None:
-    """Say what could not be read, and leave with the exit code of broken data: the rest was shown all the same."""
-    for problem in problems:
-        Console(stderr=True).print(
-            f"left out: {problem}", style="yellow", highlight=False, soft_wrap=True, markup=False
-        )
-    if problems:
-        raise typer.Exit(3)
 
 
 @app.command("bundle")
@@ -52,7 +43,7 @@ def bundle_command(
     """
     found = runs.bundle(paths, out, queries=queries)
     typer.echo(f"{out}: {len(found.runs)} runs, {out.stat().st_size / 2**20:.2f} MiB")
-    _left_out(found.problems)
+    left_out(found.problems)
 
 
 @app.command("value")
@@ -81,20 +72,29 @@ def value_command(
         typer.echo(json.dumps(found.to_dict(), indent=1))
     else:
         console = Console()
-        head, lines = found.table(short=True)
-        table = Table(title=found.title(), caption=found.note(), box=box.SIMPLE_HEAD, pad_edge=False)
-        for place, name in enumerate(head):
-            table.add_column(
-                name, justify="right" if place else "left", min_width=9 if 4 <= place < len(head) - 1 else 4
-            )
-        for line in lines:
-            table.add_row(*line)
-        console.print(table)
+        console.print(found.title(), style="bold", highlight=False, markup=False)
+        for table in _tables(*found.table(short=True)):
+            console.print("", table)
+        console.print("\n" + found.note(), style="dim", highlight=False, markup=False)
         for text in found.words():
             console.print(text, highlight=False, soft_wrap=True, markup=False)
         if out is not None:
             console.print(f"Figure, table and numbers: {out}", highlight=False, soft_wrap=True, markup=False)
-    _left_out(read.problems)
+    left_out(read.problems)
+
+
+def _tables(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[Table]:
+    """What labels bought, in tables that fit into 80 columns: against the best, and against the same without labels."""
+    last = len(head) - 1
+    for places in ([*range(7), last], [0, 1, *range(7, last)]):
+        rows = [[line[place] for place in places] for line in lines if any(line[place] for place in places[2:])]
+        if len(places) > 2:
+            table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+            for place in places:
+                table.add_column(head[place], justify="right" if place else "left", no_wrap=place in (1, 2, 3, last))
+            for row in rows:
+                table.add_row(*row)
+            yield table
 
 
 @app.command("compare")
@@ -175,9 +175,8 @@ def report_command(
     Example: wise-atta report runs/sweep --out sweep.html --open
     """
     read = runs.find(paths)
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, html(read.runs, read.problems, replicates=replicates))
     typer.echo(f"{out}: {len(read.runs)} runs, {out.stat().st_size / 2**20:.1f} MiB")
     if open_it:
         webbrowser.open(out.resolve().as_uri())
-    _left_out(read.problems)
+    left_out(read.problems)

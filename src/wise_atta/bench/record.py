@@ -24,9 +24,10 @@ from wise_atta import errors
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file so that it is there whole or not at all."""
+    """Write a file, in a folder that is made if need be, so that it is there whole or not at all."""
     part = path.with_name(f"{path.name}.part-{os.getpid()}")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         write(part)
         with part.open("rb") as file:
             os.fsync(file.fileno())
@@ -35,13 +36,14 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     except (OSError, RuntimeError) as error:
         raise _unwritable(path, error) from error
     finally:
-        part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 def _unwritable(path: Path, error: Exception) -> errors.DataError:
     said = str(error).partition("\n")[0]
     return errors.DataError(
-        f"{path} could not be written: {said}. Free space or choose another folder; what was checkpointed is kept"
+        f"{path} could not be written: {said}. Free space or choose another place; what was checkpointed is kept"
     )
 
 

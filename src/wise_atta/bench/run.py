@@ -147,7 +147,14 @@ def build(
     if experiment.source_data is not None:
         clean = StreamSpec(data=experiment.source_data, batch=experiment.batch, limit=2000, seed=experiment.seed)
         options["source"] = list(opener(_cut(clean, source, data), data, device=where, workers=experiment.workers)[0])
-    method = methods.get(experiment.method, **options)
+    try:
+        method = methods.get(experiment.method, **options)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, errors.WiseAttaError):
+            raise
+        raise errors.BadConfig(
+            f"experiment field 'options': method {experiment.method!r} cannot take {experiment.options}: {error}"
+        ) from error
     asks = not isinstance(method.policy, when.Never)
     if asks and dataset is not None and (method.labels or 0) > experiment.batch:
         raise errors.BadConfig(
@@ -398,7 +405,7 @@ def first_batch(logits: Tensor) -> dict[str, Any]:
     return {
         "digest": hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()[:16],
         "shape": list(values.shape),
-        "logits": [[round(value, 6) for value in row] for row in corner.tolist()],
+        "logits": [[float(f"{value:.7g}") for value in row] for row in corner.tolist()],
     }
 
 

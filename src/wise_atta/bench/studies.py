@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from wise_atta import errors, methods
+from wise_atta import errors, methods, typed
 from wise_atta.bench import ablation, delay, no_harm, rivals
 from wise_atta.bench.engines import Engine
-from wise_atta.bench.experiment import Experiment, read_cards, read_mapping
+from wise_atta.bench.experiment import Experiment, card_files, read_cards, read_mapping
 from wise_atta.bench.hold import Shelf
+from wise_atta.bench.record import read_json
 from wise_atta.bench.run import pick_device
-from wise_atta.bench.sweep import Places, Report, expand, sweep, table
+from wise_atta.bench.sweep import Places, expand, sweep, table
+from wise_atta.bench.terminal import left_out, watched
 from wise_atta.bench.tune import LEARNING_RATES, lay_out, tune
-from wise_atta.bench.verify import verify
+from wise_atta.bench.verify import put_spreads, spread, verify
 
 app = typer.Typer(help="Studies over many runs.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -32,35 +31,6 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of a run.")]
 Seeds = Annotated[str, typer.Option(help="Seeds, with commas.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Report]:
-    """A line for every finished run."""
-    console = Console(stderr=True, quiet=quiet)
-    bar = Progress(TextColumn("{task.description}"), TimeElapsedColumn(), console=console, transient=True)
-    with bar:
-        task = bar.add_task("running")
-
-        def report(experiment: Experiment, result: dict[str, Any] | errors.WiseAttaError) -> None:
-            where = f"{experiment.data} {experiment.protocol} {experiment.tag}".strip()
-            name = f"{experiment.name} {experiment.options}"
-            if isinstance(result, errors.WiseAttaError):
-                console.print(f"[red]{name} on {where}: {result}[/red]", highlight=False)
-            else:
-                found = result["results"]
-                text = f"{name} on {where}: {found['error']:.2f} % error, {found['labels_spent']} labels"
-                console.print(f"{text}, {found['seconds']:.0f} s", highlight=False, markup=False)
-            bar.update(task, description=f"last: {experiment.name}")
-
-        yield report
-
-
-def _numbers(text: str, kind: type[int] | type[float], what: str) -> list[Any]:
-    try:
-        return [kind(part) for part in text.split(",") if part]
-    except ValueError as error:
-        raise errors.BadConfig(f"--{what} {text}: numbers with commas are needed") from error
 
 
 @app.command("rivals")
@@ -87,17 +57,17 @@ def rivals_command(
     Example: wise-atta rivals digits --limit 64
     """
     setting = rivals.setting(on, ratio)
-    names = method.split(",") if method else list(methods.METHODS)
+    names = typed.listed("--method", method, str) if method else list(methods.METHODS)
     places = Places(out / "runs", data, weights)
     stream: dict[str, Any] = {} if limit is None else {"limit": limit}
     shared: dict[str, Any] = {"device": device, "threads": threads}
-    with _progress(quiet) as report:
+    with watched(quiet) as report:
         best: dict[str, dict[str, Any]] = {}
         if tuned is not None:
             best = rivals.load_tuned(tuned)
         elif rates:
             short = {} if tune_limit is None else dict.fromkeys(names, tune_limit)
-            grid = _numbers(rates, float, "rates")
+            grid = typed.listed("--rates", rates, float)
             found = rivals.tune_all(
                 setting,
                 names,
@@ -117,8 +87,8 @@ def rivals_command(
             names,
             places,
             tuned=best,
-            protocols=protocol.split(","),
-            seeds=_numbers(seeds, int, "seeds"),
+            protocols=typed.listed("--protocol", protocol, str),
+            seeds=typed.listed("--seeds", seeds, int),
             jobs=jobs,
             report=report,
             fresh=pick_device(device).type == "cpu",
@@ -129,6 +99,10 @@ def rivals_command(
     text = "\n\n".join(section for section in sections if section) + "\n"
     rivals.write_report(out, cards, text)
     typer.echo(text)
+
+
+def _values(text: str) -> list[Any]:
+    return typed.listed("--grid", text, typed.value)
 
 
 @app.command("tune")
@@ -144,8 +118,8 @@ def tune_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Choose options of a method on a stream that is not the scored one."""
-    points = {"lr": list(LEARNING_RATES)} if not grid else dict(_axis(text) for text in grid)
-    with _progress(quiet or as_json) as report:
+    points = {"lr": list(LEARNING_RATES)} if not grid else typed.pairs("--grid", grid, _values)
+    with watched(quiet or as_json) as report:
         places = Places(out, data, weights)
         found = tune([lay_out(Experiment.read(file), on=on, grid=points)], places, jobs=jobs, report=report)[0]
     if as_json:
@@ -159,21 +133,6 @@ def tune_command(
         f"Tuned on {found.data}; the trials asked for {found.labels} labels there, and all {found.scored} labels of it "
         "were seen to score them."
     )
-
-
-def _axis(text: str) -> tuple[str, list[Any]]:
-    name, equals, values = text.partition("=")
-    if not equals or not values:
-        raise errors.BadConfig(f"--grid {text}: write OPTION=VALUE,VALUE")
-    return name, [_value(value) for value in values.split(",")]
-
-
-def _value(text: str) -> Any:
-    """JSON where it is JSON, otherwise text. YAML would read 1e-3 as text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 @app.command("sweep")
@@ -201,11 +160,12 @@ def sweep_command(
 
     Examples: wise-atta sweep grid.yaml --jobs 4, wise-atta sweep grid.yaml --engine ray --address auto
     """
-    names = None if devices is None else [name.strip() for name in devices.split(",") if name.strip()]
+    names = None if devices is None else typed.listed("--devices", devices, str)
     failed: dict[str, errors.WiseAttaError] = {}
-    with _progress(quiet or as_json) as report:
+    runs = expand(read_mapping(file))
+    with watched(quiet or as_json, len(runs)) as report:
         found = sweep(
-            expand(read_mapping(file)),
+            runs,
             Places(out, data, weights),
             jobs=jobs or len(names or [""]),
             engine=cast(Engine | None, engine),
@@ -237,15 +197,60 @@ def verify_command(
 
     Example: wise-atta verify runs/tent-s0-1a2b3c4d5e6f docs/results/methods/cifar10/cards.json#06c7f2
     """
-    verdicts, shelf = [], Shelf(2)
-    for card in [card for file in files for card in read_cards(file)]:
-        verdicts.append(verify(card, data=data, weights=weights, shelf=shelf))
-        if not as_json:
-            typer.echo(str(verdicts[-1]))
+    verdicts, problems, shelf = [], [], Shelf(2)
+    for file in [file for place in files for file in card_files(place) or [place]]:
+        try:
+            cards = read_cards(file)
+        except errors.DataError as error:
+            problems.append(str(error))
+            continue
+        for card in cards:
+            verdicts.append(verify(card, data=data, weights=weights, shelf=shelf))
+            if not as_json:
+                typer.echo(str(verdicts[-1]))
     if as_json:
         typer.echo(json.dumps([verdict.to_dict() for verdict in verdicts]))
+    left_out(problems)
     if not all(verdict.holds for verdict in verdicts):
         raise typer.Exit(1)
+
+
+@app.command("spread")
+def spread_command(
+    files: Annotated[list[Path], typer.Argument(help="Cards, lists of cards, or folders of them; they are changed.")],
+    runs: Annotated[int, typer.Option(min=2, help="How many runs with weights moved by 1e-7.")] = 10,
+    measured: Annotated[
+        Path | None, typer.Option("--from", help="Take spreads from this file, {DIGEST: SPREAD}, and run nothing.")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Measure those that are known as well.")] = False,
+    data: Data = None,
+    weights: Weights = None,
+    quiet: Quiet = False,
+) -> None:
+    """Measure, where they were made, how far the runs of cards come apart by chance, and write it into the cards.
+
+    Cards elsewhere are held to it by `wise-atta verify`. A spread of as many runs is not measured twice.
+
+    Examples: wise-atta spread runs/delay/cards.json, wise-atta spread docs/results --from spreads.json
+    """
+    found: dict[str, Any] = {} if measured is None else read_json(measured)
+    problems = []
+    for file in [file for place in files for file in card_files(place)]:
+        cards = read_cards(file)
+        for card in cards if measured is None else ():
+            digest, known = str(card["digest"]), card.get("spread")
+            if digest in found or (known is not None and len(known["errors"]) >= runs and not again):
+                continue
+            found[digest] = spread(Experiment.parse(card["experiment"]), runs=runs, data=data, weights=weights)
+            # Each at once: an interruption costs one.
+            problems += put_spreads(file, {digest: found[digest]})
+            if not quiet:
+                low, high = found[digest]["low"], found[digest]["high"]
+                typer.echo(f"{digest} in {file}: {low:.4f} to {high:.4f} %", err=True)
+        problems += put_spreads(file, found)
+        with_one = sum("spread" in card for card in read_cards(file))
+        typer.echo(f"{file}: {with_one} of {len(cards)} cards have a spread")
+    left_out(list(dict.fromkeys(problems)))
 
 
 @app.command("no-harm")
@@ -271,9 +276,9 @@ def no_harm_command(
     configurations = no_harm.GRID if grid else no_harm.DEFAULT
     limits = {"": clean, "+c": corrupted}
     fields = {"device": device, "threads": threads}
-    sizes = _numbers(batches, int, "batches")
+    sizes = typed.listed("--batches", batches, int)
     runs = no_harm.experiments(name, setting.fields["model"], configurations, limits, sizes, **fields)
-    with _progress(quiet) as report:
+    with watched(quiet, len(runs)) as report:
         found = no_harm.measure(runs, Places(out, data, weights), jobs=jobs, report=report)
     typer.echo(no_harm.table(found))
 
@@ -298,7 +303,7 @@ def ablation_command(
     stream: dict[str, Any] = {} if limit is None else {"limit": limit}
     fields: dict[str, Any] = {"device": device, "threads": threads, "stream": stream}
     runs = ablation.experiments(
-        rivals.setting(on, ratio), _numbers(seeds, int, "seeds"), lr=lr, paper_lr=paper_lr, **fields
+        rivals.setting(on, ratio), typed.listed("--seeds", seeds, int), lr=lr, paper_lr=paper_lr, **fields
     )
     _study(runs, out, Places(out / "runs", data, weights), jobs, quiet, ablation.table)
 
@@ -334,10 +339,10 @@ def delay_command(
     fields |= {} if limit is None else {"stream": {"limit": limit}}
     runs = delay.experiments(
         rivals.setting(on, ratio),
-        _numbers(seeds, int, "seeds"),
+        typed.listed("--seeds", seeds, int),
         lr=lr,
-        options={name: values[0] for name, values in map(_axis, option or [])},
-        delays=_numbers(delays, int, "delays"),
+        options=typed.pairs("--option", option or []),
+        delays=typed.listed("--delays", delays, int),
         variants=variant or list(delay.VARIANTS),
         own_streams=own_streams,
         **fields,
@@ -354,7 +359,7 @@ def _study(
     table_of: Callable[[list[dict[str, Any]]], str],
 ) -> None:
     """Run a study, write its cards and its table, and print the table."""
-    with _progress(quiet) as report:
+    with watched(quiet, len(runs)) as report:
         cards = sweep(runs, places, jobs=jobs, report=report)
     text = table_of(cards) + "\n"
     rivals.write_report(out, cards, text)

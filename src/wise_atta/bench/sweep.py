@@ -30,18 +30,7 @@ def expand(grid: Mapping[str, Any]) -> list[Experiment]:
     for name, values in zip(grid, axes, strict=True):
         if not values:
             raise errors.BadConfig(f"the grid has no value for {name!r}, so there is nothing to run")
-    return [Experiment.parse(_nested(dict(zip(grid, values, strict=True)))) for values in itertools.product(*axes)]
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {}
-    for name, value in flat.items():
-        field, _, inner = name.partition(".")
-        if inner:
-            content[field] = {**content.get(field, {}), inner: value}
-        else:
-            content[field] = {**value, **content.get(field, {})} if isinstance(value, dict) else value
-    return content
+    return [Experiment.parse(dict(zip(grid, values, strict=True))) for values in itertools.product(*axes)]
 
 
 @dataclass(frozen=True)

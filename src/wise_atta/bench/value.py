@@ -219,11 +219,11 @@ class Value:
             points = self.curve(method)
             labels, found = [point.labels for point in points], [point.against or itself for point in points]
             kept = [(n, one.never_asked) for n, one in zip(labels, found, strict=True) if one.never_asked is not None]
-            error.append(Series(method, labels, *_bars([point.error for point in points])))
-            everywhere.append(Series(method, labels, *_bars([one.all for one in found])))
-            elsewhere.append(Series(method, [n for n, _ in kept], *_bars([one for _, one in kept])))
+            error.append(_series(method, labels, [point.error for point in points]))
+            everywhere.append(_series(method, labels, [one.all for one in found]))
+            elsewhere.append(_series(method, [n for n, _ in kept], [one for _, one in kept]))
         free = [point for point in self.points if point.kind == "unlabelled"]
-        bars = Series("without labels", list(range(len(free))), *_bars([point.error for point in free]))
+        bars = _series("without labels", range(len(free)), [point.error for point in free])
         spent, points_to = "labels spent", f"points, against {self.baseline}"
         panels = [
             Panel(f"Error; dashed: {self.baseline}", "lines", spent, "error %", error, level=self.best.error.mean),
@@ -603,9 +603,9 @@ def _break_evens(
 _NOTHING = Interval(0.0, 0.0, 0.0)
 
 
-def _bars(found: Sequence[Interval]) -> tuple[list[float], list[float]]:
-    """Heights, and half the width of each interval."""
-    return [one.mean for one in found], [(one.high - one.low) / 2 for one in found]
+def _series(name: str, xs: Sequence[float], found: Sequence[Interval]) -> Series:
+    """Means with their intervals, which reach further to one side than to the other."""
+    return Series(name, xs, [one.mean for one in found], ends=[(one.low, one.high) for one in found])
 
 
 def _finite(value: float) -> float | None:

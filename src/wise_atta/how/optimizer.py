@@ -133,8 +133,8 @@ class Optimizer:
 
 def check_rate(lr: float) -> None:
     """Refuse a learning rate that no optimizer takes."""
-    if not 0 <= lr < math.inf:
-        raise errors.BadConfig(f"a learning rate must be a number from 0 on, not {lr}")
+    if not isinstance(lr, int | float) or not 0 <= lr < math.inf:
+        raise errors.BadConfig(f"a learning rate must be a number from 0 on, not {lr!r}")
 
 
 def _copied(value: Any) -> Any:

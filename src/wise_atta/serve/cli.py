@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import json
 import logging
 import os
 import socket
@@ -22,7 +21,7 @@ from rich.table import Table
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from wise_atta import errors
+from wise_atta import errors, typed
 from wise_atta.adapter import Context
 from wise_atta.data import models
 from wise_atta.serve import auth
@@ -55,24 +54,6 @@ def read_classes(path: Path | None) -> tuple[str, ...] | None:
     if len(set(names)) != len(names):
         raise errors.BadConfig(f"{path} names a class twice")
     return names
-
-
-def read_options(given: list[str]) -> dict[str, object]:
-    """Options of a method as they are typed.
-
-    >>> read_options(["lr=1e-3", "selector=margin"])
-    {'lr': 0.001, 'selector': 'margin'}
-    """
-    options: dict[str, object] = {}
-    for item in given:
-        name, sign, value = item.partition("=")
-        if not sign:
-            raise errors.BadConfig(f"{item!r}: write an option as name=value")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
-    return options
 
 
 def serve(
@@ -117,7 +98,7 @@ def serve(
             database=database,
             streams=tuple(stream or ["default"]),
             method=method,
-            options=read_options(option or []),
+            options=typed.pairs("--option", option or []),
             ratio=ratio,
             audit=audit,
             statistics=statistics,

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from wise_atta import errors
+from wise_atta import errors, typed
 from wise_atta.bench import rivals
 from wise_atta.bench.engines import Engine
 from wise_atta.bench.experiment import Experiment
@@ -22,7 +20,8 @@ from wise_atta.bench.paper import tables
 from wise_atta.bench.paper.define import ALGORITHM_1, ALIASES, experiments
 from wise_atta.bench.paper.gather import Gathered, gather, read, settings_of
 from wise_atta.bench.paper.items import ITEMS, item
-from wise_atta.bench.sweep import Places, Report, sweep
+from wise_atta.bench.sweep import Places, sweep
+from wise_atta.bench.terminal import left_out, told, watched
 from wise_atta.data import catalog, open_dataset
 
 app = typer.Typer(
@@ -101,7 +100,7 @@ def run_command(
         for one in experiments(
             name,
             on,
-            seeds=_seeds(seeds),
+            seeds=typed.listed("--seeds", seeds, int),
             device=device,
             tuned=None if tuned is None else rivals.load_tuned(tuned),
             protocols=_protocols(protocol),
@@ -118,8 +117,8 @@ def run_command(
             typer.echo(f"{done}  {places.of(one).name}  {_said(one)}")
         typer.echo(f"{len(runs)} runs")
         return
-    _check_data(runs.values(), data)
-    with _progress(len(runs), quiet) as report:
+    _check_here(runs.values(), data)
+    with watched(quiet, len(runs), _said) as report:
         chosen_engine = cast(Engine | None, engine)
         sweep(list(runs.values()), places, jobs=jobs, engine=chosen_engine, address=address, report=report)
     for name in chosen:
@@ -141,7 +140,8 @@ def show_command(
 
     Example: wise-atta paper show delay runs/paper --on digits --out figures
     """
-    shown = _gathered(name, runs, on, protocol, tuned)
+    problems: list[str] = []
+    shown = _gathered(name, runs, on, protocol, tuned, problems)
     if as_json:
         typer.echo(json.dumps([publishing.facts(found) for found in shown], indent=1))
     else:
@@ -149,6 +149,7 @@ def show_command(
     for found in shown:
         for file in publishing.draw(found, out) if out is not None else []:
             Console(stderr=True).print(f"drew {file}", highlight=False, soft_wrap=True)
+    left_out(problems)
 
 
 @app.command("publish")
@@ -170,12 +171,17 @@ def publish_command(
 
 
 def _gathered(
-    name: str, paths: Sequence[Path] | None, on: str | None, protocol: str, tuned: Path | None
+    name: str,
+    paths: Sequence[Path] | None,
+    on: str | None,
+    protocol: str,
+    tuned: Path | None,
+    problems: list[str] | None = None,
 ) -> list[Gathered]:
     """The runs laid out, for the setting asked for, or for all that there are runs of."""
     one = item(name)
     given = paths or ([DEFAULT_RUNS] if DEFAULT_RUNS.exists() else [])
-    runs = read(given)
+    runs = read(given, problems)
     options = None if tuned is None else rivals.load_tuned(tuned)
     settings = [on] if on is not None else settings_of(runs)
     return [gather(one, runs, setting, protocols=_protocols(protocol), tuned=options) for setting in settings]
@@ -191,27 +197,25 @@ def _rows(names: Sequence[str], only: Sequence[str]) -> dict[str, list[str]]:
     return {name: patterns for name, patterns in found.items() if patterns or not only}
 
 
-def _seeds(text: str) -> list[int]:
-    try:
-        found = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError as error:
-        raise errors.BadConfig(f"--seeds {text}: whole numbers with commas are needed") from error
-    if not found:
-        raise errors.BadConfig("--seeds: at least one is needed")
+def _protocols(text: str) -> list[str] | None:
+    known = ("ctta", "ftta")
+    found = typed.listed("--protocol", text, str) if text else None
+    for name in found or ():
+        if name not in known:
+            raise errors.unknown("protocol of the paper", name, known)
     return found
 
 
-def _protocols(text: str) -> list[str] | None:
-    known = ("ctta", "ftta")
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    for name in found:
-        if name not in known:
-            raise errors.unknown("protocol of the paper", name, known)
-    return found or None
-
-
-def _check_data(runs: Iterable[Experiment], root: Path | None) -> None:
-    """Say that a data set is missing, and how to get it, before the first run and not after each."""
+def _check_here(runs: Iterable[Experiment], root: Path | None) -> None:
+    """Say that a data set or a network is missing, and how to get it, before the first run and not after each."""
+    runs = list(runs)
+    for name in dict.fromkeys(run.model for run in runs):
+        file = Path(name.removeprefix("file:").partition("#")[0])
+        if name.startswith("file:") and not file.exists():
+            raise errors.DataError(
+                f"{file} is not below {Path.cwd()}: go to the folder that holds it, or make it with `wise-atta train`, "
+                "see the page on models"
+            )
     for name in dict.fromkeys(run.data for run in runs):
         entry = catalog.ENTRIES.get(name.partition("+")[0])
         if entry is not None and entry.places and not catalog.find(entry, catalog.data_root(root)):
@@ -220,32 +224,7 @@ def _check_data(runs: Iterable[Experiment], root: Path | None) -> None:
 
 def _said(one: Experiment) -> str:
     # Not what every run of wise has in common.
-    told = {
-        name: value for name, value in one.options.items() if ALGORITHM_1.get(name) != value and name != "statistics"
-    }
-    options = "".join(f", {name} {value}" for name, value in told.items())
-    late = f", delay {one.delay}" if one.delay else ""
-    return f"{one.data} {one.protocol}, batch {one.batch}{late}{options}"
-
-
-@contextmanager
-def _progress(total: int, quiet: bool) -> Iterator[Report]:
-    console = Console(stderr=True, quiet=quiet)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(TextColumn("{task.description}"), *columns, console=console, transient=True) as bar:
-        task = bar.add_task("runs", total=total)
-
-        def report(experiment: Experiment, result: dict[str, Any] | errors.WiseAttaError) -> None:
-            bar.advance(task)
-            name = f"{experiment.name} on {_said(experiment)}"
-            if isinstance(result, errors.WiseAttaError):
-                console.print(f"{name}: {result}", style="red", highlight=False, markup=False)
-            else:
-                found = result["results"]
-                said = f"{found['error']:.2f} % error, {found['labels_spent']} labels, {found['seconds']:.0f} s"
-                console.print(f"{name}: {said}", highlight=False, markup=False)
-
-        yield report
+    return told(one, lambda name, value: ALGORITHM_1.get(name) == value or name == "statistics")
 
 
 if __name__ == "__main__":

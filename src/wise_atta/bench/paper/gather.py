@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ import numpy as np
 
 from wise_atta import errors
 from wise_atta.bench import runs as bundles
-from wise_atta.bench.experiment import check_version, current
+from wise_atta.bench.experiment import card_files, check_version
 from wise_atta.bench.paper.define import ALIASES, Spot, experiment_of, has_chance, own_options, places, rows
 from wise_atta.bench.paper.items import Column, Item, Row
 from wise_atta.bench.record import read_json, read_parquet
@@ -98,32 +98,40 @@ def queries_of(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     return [[round(entropy, 4), float(f"{drift:.4g}")] for entropy, drift in known]
 
 
-def read(paths: Sequence[Path]) -> list[Run]:
+def read(paths: Sequence[Path], problems: list[str] | None = None) -> list[Run]:
     """All runs in folders, bundles and published lists of cards, each once.
 
     A folder of a run holds `card.json`; published runs are a list, `cards.json`, with `series.json` beside it.
+    `problems` takes what cannot be read, which otherwise is an error.
     """
     found: dict[str, Run] = {}
     for path in paths:
         if not path.exists():
             raise errors.DataError(f"{path} does not exist: give folders of runs, bundles, or published cards")
-        for run in _below(path):
-            found.setdefault(f"{run.card['digest']} {run.card['provenance'].get('device')}", run)
+        for file in card_files(path):
+            try:
+                runs = _in(file)
+            except errors.DataError as error:
+                if problems is None:
+                    raise
+                problems.append(str(error))
+                continue
+            for run in runs:
+                found.setdefault(f"{run.card['digest']} {run.card['provenance'].get('device')}", run)
     return list(found.values())
 
 
-def _below(path: Path) -> Iterator[Run]:
-    if path.is_file() and path.suffix != ".json":
-        for one in bundles.find([path]).runs:
-            kept = {"tenths": tenths_of(one.steps), **({"queries": queries_of(one.queries)} if one.queries else {})}
-            yield Run(one.card, None, kept)
-        return
-    files = [path] if path.is_file() else sorted([*path.rglob("card.json"), *path.rglob("cards*.json")])
-    for file in files:
-        if file.name == "card.json":
-            yield Run(_whole(file, read_json(file)), file.parent)
-        else:
-            yield from _published(file)
+def _in(file: Path) -> list[Run]:
+    if file.suffix != ".json":
+        return [
+            Run(
+                one.card,
+                None,
+                {"tenths": tenths_of(one.steps), **({"queries": queries_of(one.queries)} if one.queries else {})},
+            )
+            for one in bundles.find([file]).runs
+        ]
+    return [Run(_whole(file, read_json(file)), file.parent)] if file.name == "card.json" else _published(file)
 
 
 def _published(file: Path) -> list[Run]:
@@ -143,7 +151,7 @@ def _whole(file: Path, card: dict[str, Any]) -> dict[str, Any]:
     for part in ("digest", "experiment", "results", "provenance"):
         if part not in card:
             raise errors.DataError(f"{file} holds no run card: it has no {part!r}")
-    return current(card, str(file))
+    return card
 
 
 @dataclass(frozen=True)

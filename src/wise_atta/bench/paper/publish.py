@@ -21,7 +21,6 @@ def publish(found: Gathered, out: Path) -> list[Path]:
     options are written apart, so that the command in the table runs the same again.
     """
     folder = out / (found.on or PAPER) / found.item.name
-    folder.mkdir(parents=True, exist_ok=True)
     table, cards, tuned = (folder / name for name in ("table.md", "cards.json", "tuned.json"))
     files = [table, cards]
     if found.tuned:

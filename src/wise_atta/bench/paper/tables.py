@@ -174,7 +174,12 @@ def _labels(found: Gathered, row: str, spot: str) -> str:
     cell = found.cell(row, spot)
     if cell is None or not cell.runs:
         return NOTHING
-    return f"{np.mean(list(cell.values(result='labels_spent').values())):.0f}"
+    spent, learned = (
+        float(np.mean([count(run.card["results"]) for run in cell.runs]))
+        for count in (lambda results: results["labels_spent"], lambda results: results["questions"]["learned"])
+    )
+    # Late answers come after the end of a short stream.
+    return f"{spent:.0f}" + (f", {learned:.0f} in time" if cell.row.delay and learned < spent else "")
 
 
 def _runs(found: Gathered, row: str, column: Column) -> str:
@@ -252,8 +257,12 @@ def command(found: Gathered, only: Sequence[str] = (), protocols: Sequence[str] 
     if any(run.card["experiment"]["stream"].get("seed") for run in found.runs):
         words.append("--own-streams")
     limits = {cell.limit for cell in found.cells.values() if cell.runs}
-    devices = {str(run.card["experiment"]["device"]) for run in found.runs}
-    for flag, values in (("--limit", limits - {None}), ("--device", devices - {"auto"})):
+    devices, threads = ({run.card["experiment"].get(name) for run in found.runs} for name in ("device", "threads"))
+    for flag, values in (
+        ("--limit", limits - {None}),
+        ("--device", devices - {"auto"}),
+        ("--threads", threads - {None}),
+    ):
         words += [flag, str(values.pop())] if len(values) == 1 else []
     return shlex.join(words)
 
