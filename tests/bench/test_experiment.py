@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from wise_atta import errors
-from wise_atta.bench.experiment import CARD_VERSION, Experiment
+from wise_atta.bench.experiment import CARD_VERSION, Experiment, read_cards
 from wise_atta.bench.run import build
+from wise_atta.bench.table import rows
 
 FIELDS: dict[str, Any] = {
     "data": "digits+c",
@@ -105,6 +106,15 @@ def test_a_card_of_a_later_release_is_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps({"card_version": CARD_VERSION + 1, "experiment": FIELDS}))
     with pytest.raises(errors.DataError, match="update wise-atta"):
         Experiment.read(file)
+
+
+def test_a_card_of_an_earlier_release_has_later_fields_at_their_defaults(tmp_path: Path) -> None:
+    whole = Experiment(method="tent").model_dump(mode="json")
+    cards = [{"card_version": CARD_VERSION, "digest": "0", "experiment": whole}]
+    cards.append({**cards[0], "experiment": {name: value for name, value in whole.items() if name != "annotator"}})
+    (tmp_path / "cards.json").write_text(json.dumps(cards))
+    first, second = read_cards(tmp_path / "cards.json")
+    assert first == second and len(rows([first, second])) == 1
 
 
 def test_the_digest_follows_what_decides_numbers_and_nothing_else() -> None:

@@ -286,17 +286,27 @@ def read_cards(path: Path) -> list[dict[str, Any]]:
         except (OSError, ValueError) as error:
             raise errors.DataError(f"{place} cannot be read: {error}") from error
         cards = content if isinstance(content, list) else [content]
-    for card in cards:
-        if not isinstance(card, dict) or "experiment" not in card:
-            raise errors.DataError(f"{place} does not hold run cards")
-        check_version(card, str(place))
+    if not all(isinstance(card, dict) and "experiment" in card for card in cards):
+        raise errors.DataError(f"{place} does not hold run cards")
     if not cards:
         raise errors.DataError(f"no card below {place}: was a run finished there?")
+    cards = [current(card, str(place)) for card in cards]
     found = [card for card in cards if str(card.get("digest", "")).startswith(wanted)]
     if not found:
         known = ", ".join(str(card.get("digest")) for card in cards)
         raise errors.DataError(f"no card {wanted} in {place}. There are: {known}")
     return found
+
+
+def current(card: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A card as this release writes it: what an earlier one had no field for was as it is by default."""
+    check_version(card, where)
+    defaults = {
+        name: field.get_default(call_default_factory=True)
+        for name, field in Experiment.model_fields.items()
+        if not field.is_required()
+    }
+    return {**card, "experiment": {**defaults, **card["experiment"]}}
 
 
 def check_version(card: Mapping[str, Any], where: str) -> None:

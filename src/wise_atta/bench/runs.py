@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wise_atta import errors
-from wise_atta.bench.experiment import check_version, read_cards
+from wise_atta.bench.experiment import current, read_cards
 from wise_atta.bench.record import read_json, read_parquet, replace_file, unpack_bits, unpack_numbers
 
 BUNDLE_VERSION = 1
@@ -220,8 +220,7 @@ def _whole(path: Path, card: dict[str, Any]) -> dict[str, Any]:
     for part, kind in (("card_version", int), ("experiment", dict), ("results", dict), ("provenance", dict)):
         if not isinstance(card.get(part), kind):
             raise errors.DataError(f"{path} is not a run card: it has no {part!r}")
-    check_version(card, str(path))
-    return card
+    return current(card, str(path))
 
 
 # ---- bundles ---------------------------------------------------------------------------------------------------------
