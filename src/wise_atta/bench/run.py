@@ -549,7 +549,7 @@ def device_name(device: torch.device) -> str:
 
 @contextlib.contextmanager
 def settings(experiment: Experiment) -> Iterator[None]:
-    """Threads and deterministic mode for the time of a run. On a CPU the process also keeps its memory, from then on."""
+    """Threads and deterministic mode for a run's time. On a CPU the process also keeps its memory, from then on."""
     if pick_device(experiment.device).type == "cpu":
         fast.keep_memory()
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
