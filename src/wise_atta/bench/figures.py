@@ -234,7 +234,9 @@ def _draw(chart: Chart, panel: Panel, place: int, series: Series, kind: str) -> 
     for x, y, (low, high) in _points(series):
         where = panel.names[int(x)] if panel.names else f"{x:g}"
         said = f"{series.name}: {where}, {y:.4g}"
-        if low < high:
+        # What three equal numbers deviate by is rounding.
+        apart = high - low > 1e-9
+        if apart:
             said += f" [{low:.4g}, {high:.4g}]" if series.ends else f" ± {high - y:.2g}"
         if panel.kind == "bars":
             start = x - 0.4 + place * wide
@@ -242,7 +244,7 @@ def _draw(chart: Chart, panel: Panel, place: int, series: Series, kind: str) -> 
             x = start + 0.46 * wide
         else:
             chart.dot(x, y, kind, said)
-        if low < high:
+        if apart:
             chart.stroke((x, low), (x, high), "whisker")
 
 
