@@ -266,7 +266,7 @@ def run(
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
     other: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Any other field, exhaust=true, or one inside, stream.order=sequential; repeatable."),
+        typer.Option("--set", help="Another field, exhaust=true, or one inside, stream.order=sequential; repeatable."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder; by default one below runs/.")] = None,
     data: Annotated[Path | None, typer.Option(help="Folder of the data sets (WISE_ATTA_DATA).")] = None,
