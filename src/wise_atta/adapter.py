@@ -254,9 +254,9 @@ class Adapter:
         prepared = None
         if graph and self.classifier.quick and self.update.objective is not None:
             prepared = forward.prepared = self.update.objective.prepare(logits)
-        if prepared is not None:
-            numbers.append(prepared.count.double())
         sent = torch.stack(numbers)
+        if prepared is not None:
+            sent = torch.cat([sent, prepared.keep.to(sent)])
         ranked = self._ranking() if least else None
         if ranked is not None:
             # It is certain that questions will be asked: the scores of the samples go along.
@@ -267,8 +267,9 @@ class Adapter:
             self.update.start_early(forward)
         read = arrived()
         all_finite, score = read[0], read[1] if ask else float("nan")
+        scores = len(numbers) if prepared is None else len(numbers) + count
         if prepared is not None:
-            prepared.kept = read[len(numbers) - 1]
+            prepared.kept = read[len(numbers) : scores]
         self._require_finite(batch.inputs, logits, bool(all_finite))
         scored = self._answering(batch.inputs).logits if self.shadow else self.update.output(forward)
 
@@ -278,7 +279,7 @@ class Adapter:
             before = self.selector.state_dict()
             try:
                 if granted and ranked is not None:
-                    rows = ranked.best(view, granted, lambda: np.array(read[len(numbers) :]))
+                    rows = ranked.best(view, granted, lambda: np.array(read[scores:]))
                 else:
                     rows = self.selector.pick(view, granted) if granted else []
                 queries = self._questions(batch, number, rows, logits)

@@ -132,7 +132,7 @@ def test_the_prepared_loss_has_the_value_and_the_gradient_of_the_plain_one(
     for prepared in (None, objective.prepare(logits)):
         z = logits.clone().requires_grad_(True)
         if prepared is not None:
-            prepared.kept = float(prepared.count)
+            prepared.kept = prepared.keep.tolist()
         forward = Forward(logits, z, logits, Version(torch.zeros(0), model.layout), prepared=prepared)
         loss = objective(model, forward, labels)
         found.append((loss, None if loss is None else torch.autograd.grad(loss, z)[0]))
@@ -256,7 +256,7 @@ def test_a_batch_that_is_certain_to_be_asked_about_is_read_once(selector: str) -
         found.append((asked, sent))
     (asked, sent), (quick_asked, quick_sent) = found
     assert asked == quick_asked and sum(map(len, asked)) == 3, "the same questions"
-    assert sent == [2] * 6 and quick_sent == [3, 3 + 8] * 3
+    assert sent == [2] * 6 and quick_sent == [2 + 8, 2 + 8 + 8] * 3
 
 
 # -- recomputed blocks -------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class Descend(Update):
         loss: Tensor | None
         gradients: Gradients
         if isinstance(prepared, Prepared):
-            if not prepared.kept:
+            if prepared.empty:
                 return skipped()
             gradients = forward.early or self._by_slope(forward, prepared)
             loss = prepared.value()

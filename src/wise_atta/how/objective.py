@@ -28,19 +28,23 @@ class Prepared:
 
     Attributes
     ----------
-    count, kept
-        How many samples it keeps: on the device, and on the host as soon as that has been read.
+    kept
+        `keep` on the host, as soon as it has been read; before that, None.
     """
 
     def __init__(self, each: Tensor, keep: Tensor, rise: Tensor, with_labelled: bool) -> None:
         self.each, self.keep, self.rise, self.with_labelled = each, keep, rise, with_labelled
-        self.count = keep.sum()
-        self.kept: float | None = None
+        self.kept: Sequence[float] | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether it is known that no sample is kept."""
+        return self.kept is not None and not any(self.kept)
 
     def slope(self, weight: float = 1.0, labels: Labels | None = None) -> Tensor:
         """weight·∂mean/∂logits, a tensor of the caller's own; zero where nothing is kept."""
         rows = self._left_out(labels)
-        slope = self.rise * (weight / self._among(rows).clamp_min(1))
+        slope = self.rise * (weight / self._among(rows))
         for row in rows:
             slope[row].zero_()
         return slope
@@ -51,11 +55,11 @@ class Prepared:
         total = (self.each * self.keep).sum()
         for row in rows:
             total = total - self.each[row] * self.keep[row]
-        return total / self._among(rows).clamp_min(1)
+        return total / self._among(rows)
 
     def loss(self, forward: Forward, labels: Labels) -> Tensor | None:
         """The mean as a part of the forward's graph; None if nothing was kept to begin with."""
-        if self.kept == 0:
+        if self.empty:
             return None
         value: Tensor = _Sloped.apply(forward.logits, self.value(labels), self.slope(labels=labels))
         return value
@@ -63,11 +67,11 @@ class Prepared:
     def _left_out(self, labels: Labels | None) -> Sequence[int]:
         return () if labels is None or self.with_labelled else labels.rows
 
-    def _among(self, rows: Sequence[int]) -> Tensor:
-        count = self.count
-        for row in rows:
-            count = count - self.keep[row]
-        return count
+    def _among(self, rows: Sequence[int]) -> Tensor | float:
+        """How many samples the mean is over; 1 where there is none."""
+        if self.kept is None:
+            return (self.keep.sum() - sum(self.keep[row] for row in rows)).clamp_min(1)
+        return max(sum(self.kept) - sum(self.kept[row] for row in rows), 1.0)
 
 
 class _Sloped(torch.autograd.Function):

@@ -49,6 +49,8 @@ class Selector:
         # The order is drawn while a device still computes the scores.
         shuffled = self.shuffled(view)
         scores = read()
+        if k == 1 and not self.balance:
+            return [int(shuffled[np.argmax(scores[shuffled])])]
         ranked = shuffled[np.argsort(-scores[shuffled], kind="stable")]
         if not self.balance:
             return [int(i) for i in ranked[:k]]
