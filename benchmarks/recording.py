@@ -31,7 +31,7 @@ from wise_atta import methods, who
 from wise_atta.adapter import Adapter
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.record import Folder
-from wise_atta.bench.run import Built, Recorder, device_name, pick_device
+from wise_atta.bench.run import CHECKPOINT_SHARE, Built, Recorder, device_name, pick_device
 from wise_atta.stream import Batch
 
 # Batches that are cycled through; warm-up steps of each side.
@@ -107,6 +107,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
             # Whoever goes first finds another machine than who goes second.
             order = list(sides) if number % 2 == 0 else list(sides)[::-1]
             rounds.append({name: milliseconds(sides[name], stream, given.steps) for name in order})
+            recorder.flush()
             began = time.perf_counter()
             files.checkpoint({"digest": "", "recorder": recorder.state_dict(), "batch": 0, "seconds": 0.0})
             checkpoints.append(1000 * (time.perf_counter() - began))
@@ -115,7 +116,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     ms = {name: statistics.median(each[name] for each in rounds) for name in sides}
     rows = statistics.median(each["recorded"] / each["alone"] for each in rounds) - 1
     checkpoint = statistics.median(checkpoints)
-    shared = checkpoint / given.every / ms["alone"]
+    # A run makes fewer of them where they would take more.
+    shared = min(checkpoint / given.every / ms["alone"], CHECKPOINT_SHARE)
     return {
         "model": given.model,
         "method": given.method,

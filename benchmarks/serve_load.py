@@ -229,7 +229,7 @@ def answer_all(port: int) -> None:
 def watch_memory(model: str, count: int, workers: int) -> dict[str, object]:
     """Memory of the adapting service in every tenth of many requests.
 
-    The median of what it is every half minute: what the allocator holds ready for the next batch goes up and down with
+    The median of what it is every two minutes: what the allocator holds ready for the next batch goes up and down with
     the size of the last ones.
     """
     bodies, sent, refused = requests(model), 0, Counter[str]()
@@ -238,7 +238,7 @@ def watch_memory(model: str, count: int, workers: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder, service(model, "wise", folder) as running:
         while sent < count:
             # Answers wait for the learner, which is behind after a full load: so they come seldom.
-            found = load(running.port, bodies, 30, workers)
+            found = load(running.port, bodies, 120, workers)
             sent, refused = sent + len(found.latencies), refused + found.refused
             answer_all(running.port)
             samples.append(resident(running.pid))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from wise_atta import errors, rng, who
 from wise_atta.bench import run as runs
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.hold import Held, Shelf
-from wise_atta.bench.record import read_json, read_parquet, unpack_bits, unpack_numbers
+from wise_atta.bench.record import Folder, read_json, read_parquet, unpack_bits, unpack_numbers
 from wise_atta.data import open_stream
 from wise_atta.data.streams import PictureStream
 
@@ -119,6 +120,18 @@ def test_the_card_keeps_the_first_batch_s_logits_through_an_interruption(
     with pytest.raises(Stopped):
         runs.run(ONE, tmp_path, checkpoint=4, progress=stop_at(6))
     assert runs.run(ONE, tmp_path, checkpoint=4)["first_batch"] == found
+
+
+@pytest.mark.parametrize(("share", "made"), [(0.0, [2]), (math.inf, [2, 4, 6, 8])])
+def test_checkpoints_are_made_as_often_as_their_share_of_the_time_allows(
+    tmp_path: Path, share: float, made: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    monkeypatch.setattr(runs, "_CHECKPOINT", 2)
+    monkeypatch.setattr(runs, "CHECKPOINT_SHARE", share)
+    monkeypatch.setattr(Folder, "checkpoint", lambda self, state: found.append(state["batch"]))
+    card = runs.run(ONE, tmp_path)
+    assert found[: len(made)] == made and len(found) == (1 if share == 0 else card["results"]["batches"] // 2)
 
 
 def test_a_card_runs_again_to_the_same_numbers(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class Job:
     folder: Path
     data: Path | None = None
     weights: Path | None = None
-    checkpoint: int = 100
+    checkpoint: int | None = None
     keep: int = 2
     threads: int = field(default_factory=torch.get_num_threads)
     device: str | None = None

@@ -12,7 +12,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -41,6 +41,8 @@ Progress = Callable[[int, int | None, float, int], None]
 NUDGE = 1e-7
 # How much of the first batch's logits a card keeps.
 FIRST_ROWS, FIRST_CLASSES = 8, 16
+# Batches between checkpoints, and the share of a run's time that they may take, unless told otherwise.
+_CHECKPOINT, CHECKPOINT_SHARE = 100, 0.01
 
 
 @dataclass
@@ -211,7 +213,7 @@ def run(
     shelf: Shelf | None = None,
     device: str | None = None,
     progress: Progress | None = None,
-    checkpoint: int = 100,
+    checkpoint: int | None = None,
     again: bool = False,
 ) -> dict[str, Any]:
     """Run an experiment in a folder of its own and give its card.
@@ -228,7 +230,7 @@ def run(
     progress
         Called after every batch with (batch, batches, error so far, labels spent).
     checkpoint
-        Number of batches between checkpoints.
+        Number of batches between checkpoints. None: a hundred, and more where they would take over 1 % of the time.
     """
     done = finished(folder, experiment, again)
     if done is not None:
@@ -248,9 +250,9 @@ def run(
                 files.close()
 
 
-def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int, again: bool) -> dict[str, Any]:
+def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int | None, again: bool) -> dict[str, Any]:
     experiment, recorder, memory = built.experiment, Recorder(built, files), Peak(built.device)
-    start, before, began = 0, 0.0, time.perf_counter()
+    start, before, began, saving = 0, 0.0, time.perf_counter(), 0.0
     state = None if again else files.restore()
     if again:
         files.clear()
@@ -265,15 +267,19 @@ def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int
         recorder.step(batch)
         if progress is not None:
             progress(number, built.stream.length, recorder.score.error, built.adapter.policy.spent)
-        if number % checkpoint == 0:
+        now = time.perf_counter()
+        if number % (checkpoint or _CHECKPOINT) == 0 and (checkpoint or saving <= CHECKPOINT_SHARE * (now - began)):
+            recorder.flush()
             files.checkpoint(
                 {
                     "digest": experiment.digest,
                     "recorder": recorder.state_dict(),
                     "batch": number,
-                    "seconds": before + time.perf_counter() - began,
+                    "seconds": before + now - began,
                 }
             )
+            saving += time.perf_counter() - now
+    recorder.flush()
     seconds = before + time.perf_counter() - began
     card = make_card(built, recorder, seconds, memory.bytes(), resumed=start > 0)
     files.finish(card, recorder.score.pictures())
@@ -293,6 +299,7 @@ class Recorder:
         self._full = built.experiment.deterministic and not built.experiment.fast
         self._earlier = Work()
         self._last: Step | None = None
+        self._unwritten: Callable[[], None] | None = None
         built.adapter.on_step(self._keep)
 
     def _keep(self, step: Step) -> None:
@@ -330,8 +337,13 @@ class Recorder:
         began = time.perf_counter()
         with _full_precision(self._full and self.first is None):
             out = self.adapter.step(batch)
-        predicted = out.logits.argmax(dim=1).tolist()
+        assert self._last is not None
+        arrived = _send(out.logits.argmax(dim=1), {} if self.files is None else _measured(out, self._last))
+        if out.logits.is_cuda:
+            # It still works on this batch: time to write down the one before.
+            self.flush()
         # A GPU is asked last, so that the time is that of the work and not of handing it over.
+        predicted, numbers = arrived()
         elapsed = time.perf_counter() - began
         self.first = self.first or first_batch(out.logits)
         ids = list(batch.ids or [])
@@ -340,15 +352,31 @@ class Recorder:
         pictures = self.score.add(ids, domains, wrong)
         self.score.asked.update(picture_of(ids[query.index]) for query in out.queries)
         if self.files is not None:
-            self._record(out, domain, pictures, wrong, elapsed)
+            self._unwritten = functools.partial(
+                self._record, out.queries, self._last, numbers, domain, pictures, wrong, elapsed
+            )
+            if not out.logits.is_cuda:
+                self.flush()
         return out
 
-    def _record(self, out: Prediction, domain: str, pictures: list[int], wrong: list[bool], elapsed: float) -> None:
+    def flush(self) -> None:
+        """Write down the last batch, if it was not yet."""
+        if self._unwritten is not None:
+            self._unwritten()
+            self._unwritten = None
+
+    def _record(
+        self,
+        queries: Sequence[who.Query],
+        step: Step,
+        number: Mapping[str, float | None],
+        domain: str,
+        pictures: list[int],
+        wrong: list[bool],
+        elapsed: float,
+    ) -> None:
         assert self.files is not None
-        step = self._last
-        assert step is not None
-        chosen = {query.index for query in out.queries}
-        number = _fetch(_measured(out, step))
+        chosen = {query.index for query in queries}
         row: dict[str, Any] = {
             "batch": step.number,
             "domain": domain,
@@ -382,7 +410,7 @@ class Recorder:
         }
         row |= {f"loss_{name}": number[f"loss_{name}"] for name in step.losses if name != "loss"}
         self.files.steps.append(row)
-        for query in out.queries:
+        for query in queries:
             truth = None if query.sample_id is None else self.truth[query.sample_id]
             self.files.queries.append(
                 {
@@ -654,10 +682,23 @@ def _measured(out: Prediction, step: Step) -> dict[str, float | Tensor]:
     return found
 
 
-def _fetch(values: Mapping[str, float | Tensor]) -> dict[str, float | None]:
-    """Numbers for JSON, brought from the device in one go; NaN and infinity are None."""
+def _send(
+    predicted: Tensor, values: Mapping[str, float | Tensor]
+) -> Callable[[], tuple[list[int], dict[str, float | None]]]:
+    """Set classes and numbers on their way from the device. What is given waits; NaN and infinity are None."""
     there = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.is_cuda}
-    brought = torch.stack([value.float() for value in there.values()]).tolist() if there else []
-    numbers = {name: float(value) for name, value in values.items() if name not in there}
-    numbers |= dict(zip(there, brought, strict=True))
-    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+    wanted = [predicted, *([torch.stack([value.float() for value in there.values()])] if there else [])]
+    arrived = [part.to("cpu", non_blocking=True) for part in wanted]
+    done = torch.cuda.Event() if predicted.is_cuda else None
+    if done is not None:
+        done.record()
+
+    def read() -> tuple[list[int], dict[str, float | None]]:
+        if done is not None:
+            done.synchronize()
+        classes, brought = arrived[0].tolist(), arrived[1].tolist() if there else []
+        numbers = {name: float(value) for name, value in values.items() if name not in there}
+        numbers |= dict(zip(there, brought, strict=True))
+        return classes, {name: number if math.isfinite(number) else None for name, number in numbers.items()}
+
+    return read

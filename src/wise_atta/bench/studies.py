@@ -149,7 +149,10 @@ def sweep_command(
     address: Annotated[
         str | None, typer.Option(help="Of a running Ray cluster; by default one is started here.")
     ] = None,
-    checkpoint: Annotated[int, typer.Option(min=1, help="Batches between checkpoints.")] = 100,
+    checkpoint: Annotated[
+        int | None,
+        typer.Option(min=1, help="Batches between checkpoints; by default 100, or more if they would cost over 1 %."),
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Run finished ones once more.")] = False,
     data: Data = None,
     weights: Weights = None,

@@ -58,7 +58,7 @@ def sweep(
     keep: int = 2,
     again: bool = False,
     fresh: bool = False,
-    checkpoint: int = 100,
+    checkpoint: int | None = None,
     failed: dict[str, errors.WiseAttaError] | None = None,
 ) -> list[dict[str, Any]]:
     """Run experiments that are not finished yet and give all their cards, in order.
@@ -87,7 +87,7 @@ def sweep(
     fresh
         Whether each run gets a process of its own that ends with it.
     checkpoint
-        Number of batches between checkpoints.
+        Number of batches between checkpoints; None: see `run`.
     failed
         Filled with what went wrong, by the digest of the experiment; its card is then missing from the list.
     """
