@@ -235,10 +235,10 @@ class Adapter:
 
     def _predict(self, batch: Batch, count: int, ask: bool, learn: bool) -> Prediction:
         began, work = time.perf_counter(), replace(self.classifier.work)
-        # Where only selected batches learn, it is not known yet whether this one will. On an accelerator a graph takes
-        # memory but no time, so it is kept just in case; on a CPU fresh memory costs time too.
         want = (count if self.labels is None else min(self.labels, count)) if ask else 0
         least, most = self._foresee(want, count)
+        # Where only selected batches learn, it is not known yet whether this one will. On an accelerator a graph takes
+        # memory but no time, so it is kept just in case; on a CPU fresh memory costs time too.
         unsure = self.update.only_selected and (most == 0 or self.classifier.device.type == "cpu")
         graph = learn and self.update.needs_graph and not unsure
         self._drop_graph()
