@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wise_atta import errors, signals
+from wise_atta import errors, host, signals
 from wise_atta.anchor import Anchor
 from wise_atta.guard import Guard
 from wise_atta.how import Labels, Late, Update
@@ -23,7 +23,6 @@ from wise_atta.view import View
 from wise_atta.what import Drift, Selector
 from wise_atta.when import Count, Decision, Never, Policy, Utility
 from wise_atta.who import Annotator, Answered, AnswerLike, Counts, Desk, Query, as_batch
-from wise_atta.who.query import to_host
 
 Context: TypeAlias = Literal["own", "current", "source"]
 _VERSION = 1
@@ -262,6 +261,7 @@ class Adapter:
             # It is certain that questions will be asked: the scores of the samples go along.
             sent = torch.cat([sent, ranked.scores(view).to(sent)])
         arrived = self._send(sent)
+        order = None if ranked is None else ranked.shuffled(view)
         if prepared is not None and alone:
             # The device need not wait for the host.
             self.update.start_early(forward)
@@ -278,8 +278,8 @@ class Adapter:
             granted = want if self._free else self.policy.decide(score, want=want, samples=count)
             before = self.selector.state_dict()
             try:
-                if granted and ranked is not None:
-                    rows = ranked.best(view, granted, lambda: np.array(read[scores:]))
+                if granted and ranked is not None and order is not None:
+                    rows = ranked.best(view, granted, np.array(read[scores:]), order)
                 else:
                     rows = self.selector.pick(view, granted) if granted else []
                 queries = self._questions(batch, number, rows, logits)
@@ -327,16 +327,11 @@ class Adapter:
 
     def _send(self, numbers: Tensor) -> Callable[[], list[float]]:
         """Set numbers on their way to the host: whether all is finite, the score, … What is given waits for them."""
-        if not numbers.is_cuda:
-            return numbers.tolist
-        pinned = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-        pinned.copy_(numbers, non_blocking=True)
-        sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        sent.record()
+        (places,), wait = host.send([numbers])
 
         def arrived() -> list[float]:
-            sent.synchronize()
-            read: list[float] = pinned.tolist()
+            wait()
+            read: list[float] = places.tolist()
             return read
 
         return arrived
@@ -374,8 +369,11 @@ class Adapter:
         if queries:
             used = forward.statistics if self.context == "own" else None
             # On the CPU like the question itself: it may wait for long, and be saved and loaded elsewhere.
-            context = None if used is None else {"values": to_host([used.values])[0].clone(), "batch": used.batch}
-            self._desk.ask(queries, [context] * len(queries))
+            values, arrived = host.send([] if used is None else [used.values])
+            context = None if used is None else {"values": values[0], "batch": used.batch}
+            self._desk.ask(queries, [context] * len(queries), arrived)
+            if self.classifier.device.type == "cpu":
+                self._desk.keep()
 
     def _drop_graph(self) -> None:
         """At most one graph is alive: an older prediction keeps its input, and `learn` repeats its forward."""
@@ -483,6 +481,8 @@ class Adapter:
     def _labels(self, out: Prediction, forward: Forward, todo: Sequence[Answered]) -> Labels:
         prompt = [item for item in todo if item.query.batch == out.number]
         late = [item for item in todo if item.query.batch != out.number]
+        if late and self._desk is not None:
+            self._desk.keep()
         return Labels(
             rows=[item.query.index for item in prompt],
             labels=[item.label for item in prompt],
@@ -525,6 +525,7 @@ class Adapter:
         expired, unseen = self._desk.expire(self._number)
         if unseen and not self._free:
             self.policy.refund(unseen)
+        self._desk.keep()
         return expired
 
     def answer(self, answers: Mapping[str, AnswerLike]) -> None:

@@ -97,6 +97,7 @@ class Plan:
     ) -> None:
         outputs = [self.logits, self.features]
         self._given = [torch.zeros_like(output) for output in outputs]
+        self._filled: set[int] = set()
         self.gradient = torch.zeros_like(self.flat)
         places = views(self.gradient)
         self._backward = torch.cuda.CUDAGraph()
@@ -132,11 +133,12 @@ class Plan:
         """The gradient of all adapted values, as one vector, for gradients of logits and features."""
         assert self._backward is not None
         with self._lock:
-            for place, gradient in zip(self._given, given, strict=True):
-                if gradient is None:
-                    place.zero_()
-                else:
+            for index, (place, gradient) in enumerate(zip(self._given, given, strict=True)):
+                if gradient is not None:
                     place.copy_(gradient)
+                elif index in self._filled:
+                    place.zero_()
+            self._filled = {index for index, gradient in enumerate(given) if gradient is not None}
             self._backward.replay()
             return self.gradient.clone()
 

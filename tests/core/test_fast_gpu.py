@@ -93,6 +93,23 @@ def test_what_was_handed_out_does_not_change_with_the_next_batch() -> None:
     assert torch.equal(versions[0], kept)
 
 
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_question_keeps_its_sample_when_the_batch_is_overwritten(graphs: bool) -> None:
+    adapter = make(annotator=None, graphs=graphs, ratio=1, policy="uniform", expires_after=None)
+    for number in range(6):
+        inputs = batch("batch-norm", number)
+        before = inputs.cpu()
+        out = adapter.predict(inputs)
+        (query,) = out.queries
+        inputs.zero_()
+        adapter.learn(out)
+        torch.testing.assert_close(query.input, before[query.index], rtol=0, atol=0)
+        torch.testing.assert_close(query.logits, out.logits[query.index].cpu(), rtol=0, atol=0)
+        assert not (query.input.is_cuda or query.input.is_pinned() or query.logits.is_pinned())
+    contexts = [item["context"]["values"] for item in adapter.state_dict()["desk"]["open"]]
+    assert len(contexts) == 6 and not any(values.is_cuda or values.is_pinned() for values in contexts)
+
+
 def test_an_older_prediction_is_learned_from_a_forward_of_its_own() -> None:
     found = []
     for options in ({}, {"graphs": True}):

@@ -379,3 +379,23 @@ class Life(RuleBasedStateMachine):
 
 Life.TestCase.settings = settings(derandomize=True, max_examples=60, stateful_step_count=30, deadline=None)
 TestLife = Life.TestCase
+
+
+def test_contexts_on_their_way_are_waited_for_before_they_are_kept() -> None:
+    desk, values, waits = Desk(CLASSES), torch.zeros(2), []
+    desk.ask([question(1), question(2)], [{"values": values}] * 2, lambda: waits.append("") or values.fill_(5))
+    desk.answer({"1-0": 0})
+    desk.learned(["1-0"])
+    assert not waits, "nobody needs what belongs to a question that is closed"
+    desk.keep()
+    assert len(waits) == 1
+    values.fill_(7)
+    (item,) = desk.state_dict()["open"]
+    assert item["context"]["values"].tolist() == [5, 5] and len(waits) == 1
+
+
+def test_questions_of_one_batch_share_their_context_still_when_it_is_kept() -> None:
+    desk, values = Desk(CLASSES), torch.ones(2)
+    desk.ask([question(1), question(2)], [{"values": values}] * 2)
+    first, second = (item["context"]["values"] for item in desk.state_dict()["open"])
+    assert first.data_ptr() == second.data_ptr() != values.data_ptr() and torch.equal(first, values)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import enum
 import io
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,6 +76,43 @@ def test_a_question_is_saved_with_plain_types_only() -> None:
 def test_facts_that_cannot_be_saved_are_refused_when_asked(value: object) -> None:
     with pytest.raises(errors.BadInput, match="meta"):
         Query.of(Batch(torch.rand(1, 2), meta={"fact": value}), number=1, index=0, logits=torch.zeros(1, 2))
+
+
+def on_its_way() -> tuple[Query, list[str]]:
+    """A question whose tensors arrive when they are waited for, and how often they were."""
+    logits, inputs, waits = torch.zeros(3), {"x": torch.zeros(2)}, []
+
+    def arrived() -> None:
+        waits.append("")
+        logits.fill_(len(waits))
+        inputs["x"].fill_(len(waits))
+
+    return Query("1-0", 1, 0, "a", {}, logits, 1, inputs, arrived=arrived), waits
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda query: query,
+        lambda query: pickle.loads(pickle.dumps(query)),
+        copy.deepcopy,
+        lambda query: dataclasses.replace(query, index=4),
+        lambda query: unpack_query(pack_query(query)),
+    ],
+)
+def test_tensors_on_their_way_are_waited_for_once_and_only_when_looked_at(look: Any) -> None:
+    query, waits = on_its_way()
+    assert query.classes == 3 and "1-0" in repr(query) and not waits
+    seen = look(query)
+    assert seen.input["x"].tolist() == [1, 1] and seen.logits.tolist() == [1, 1, 1]
+    assert query.logits.tolist() == [1, 1, 1] and len(waits) == 1
+    query.fetch()
+    assert len(waits) == 1
+
+
+def test_what_a_question_does_not_have_is_an_error_as_usual() -> None:
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = on_its_way()[0].nothing
 
 
 def test_logits_of_a_whole_batch_are_refused() -> None:

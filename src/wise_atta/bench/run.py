@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 import wise_atta
-from wise_atta import errors, fast, methods, rng, when, who
+from wise_atta import errors, fast, host, methods, rng, when, who
 from wise_atta.adapter import Adapter, Prediction, Step
 from wise_atta.bench.experiment import CARD_VERSION, Experiment
 from wise_atta.bench.hold import Held, Shelf
@@ -688,15 +688,11 @@ def _send(
     """Set classes and numbers on their way from the device. What is given waits; NaN and infinity are None."""
     there = {name: value for name, value in values.items() if isinstance(value, Tensor) and value.is_cuda}
     wanted = [predicted, *([torch.stack([value.float() for value in there.values()])] if there else [])]
-    arrived = [part.to("cpu", non_blocking=True) for part in wanted]
-    done = torch.cuda.Event() if predicted.is_cuda else None
-    if done is not None:
-        done.record()
+    places, wait = host.send(wanted)
 
     def read() -> tuple[list[int], dict[str, float | None]]:
-        if done is not None:
-            done.synchronize()
-        classes, brought = arrived[0].tolist(), arrived[1].tolist() if there else []
+        wait()
+        classes, brought = places[0].tolist(), places[1].tolist() if there else []
         numbers = {name: float(value) for name, value in values.items() if name not in there}
         numbers |= dict(zip(there, brought, strict=True))
         return classes, {name: number if math.isfinite(number) else None for name, number in numbers.items()}

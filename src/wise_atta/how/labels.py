@@ -95,7 +95,8 @@ class Labels:
             for row, label, weight in zip(self.rows, self.labels, self.weights, strict=True):
                 slope = logits[row].detach().softmax(dim=0)
                 slope[label].sub_(1)
-                self._slopes.append(slope.mul_(weight / len(self)))
+                scale = weight / len(self)
+                self._slopes.append(slope if scale == 1 else slope.mul_(scale))
         return self._slopes
 
     def loss(self, logits: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,13 +41,12 @@ class Selector:
         """The k samples to ask for, best first; all of them if the batch is smaller."""
         check_count(k)
         found = self.scores(view)
-        return self.best(view, k, lambda: found.double().cpu().numpy())
-
-    def best(self, view: View, k: int, read: Callable[[], NDArray[np.float64]]) -> list[int]:
-        """The same, by scores that `read` brings to the host."""
         # The order is drawn while a device still computes the scores.
         shuffled = self.shuffled(view)
-        scores = read()
+        return self.best(view, k, found.double().cpu().numpy(), shuffled)
+
+    def best(self, view: View, k: int, scores: NDArray[np.float64], shuffled: NDArray[np.int64]) -> list[int]:
+        """The same, by scores on the host and an order that `shuffled` gave."""
         if k == 1 and not self.balance:
             return [int(shuffled[np.argmax(scores[shuffled])])]
         ranked = shuffled[np.argsort(-scores[shuffled], kind="stable")]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
+
+from torch import Tensor
 
 from wise_atta import errors
 from wise_atta.who.query import (
@@ -157,6 +159,7 @@ class Desk:
         self._pending: dict[str, Answered] = {}
         self._closed = Closed(remember)
         self._counts = Counts()
+        self._arriving: list[tuple[str, Callable[[], None]]] = []
 
     def __repr__(self) -> str:
         return (
@@ -183,8 +186,16 @@ class Desk:
         """Answers that were not learned yet, in the order in which they came."""
         return list(self._pending.values())
 
-    def ask(self, queries: Sequence[Query], contexts: Sequence[Any] | None = None) -> None:
-        """Take in new questions. A context (tensors and plain values) stays with its question until it is learned."""
+    def ask(
+        self,
+        queries: Sequence[Query],
+        contexts: Sequence[Any] | None = None,
+        arrived: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take in new questions. A context (tensors and plain values) stays with its question until it is learned.
+
+        Tensors of contexts may still be on their way to the host: `arrived` waits for them. `keep` comes later.
+        """
         contexts = [None] * len(queries) if contexts is None else contexts
         if len(contexts) != len(queries):
             raise errors.BadInput(f"{len(contexts)} contexts for {len(queries)} questions: give one each, or none")
@@ -198,7 +209,31 @@ class Desk:
                 )
             new[query.id] = _Open(query, plain(context, f"the context of question {query.id!r}"))
         self._open |= new
+        self._arriving += [(query_id, arrived) for query_id in new]
         self._count(asked=len(new))
+
+    def keep(self) -> None:
+        """Take copies of what came with the latest questions, now that they may wait for long."""
+        copies: dict[tuple[int, int], Tensor] = {}
+
+        def copy(tensor: Tensor) -> Tensor:
+            # Questions about one batch share the memory of their context.
+            where = tensor.data_ptr(), tensor.numel()
+            if where not in copies:
+                copies[where] = tensor.clone()
+            return copies[where]
+
+        for query_id, arrived in self._arriving:
+            if (item := self._open.get(query_id) or self._pending.get(query_id)) is None:
+                continue
+            item.query.fetch()
+            arrived()
+            context = plain(item.context, "context", copy)
+            if query_id in self._open:
+                self._open[query_id] = replace(self._open[query_id], context=context)
+            else:
+                self._pending[query_id] = replace(self._pending[query_id], context=context)
+        self._arriving = []
 
     def show(self, ids: Iterable[str]) -> None:
         """Somebody has seen these questions. Seen again, or seen after the end, changes nothing."""
@@ -277,12 +312,13 @@ class Desk:
 
     def reset(self) -> None:
         """Forget everything, counts included."""
-        self._open, self._pending = {}, {}
+        self._open, self._pending, self._arriving = {}, {}, []
         self._closed = Closed(self._closed.remember)
         self._counts = Counts()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the options, as tensors and plain values."""
+        self.keep()
         return {
             "classes": self.classes,
             "counts": asdict(self._counts),
@@ -317,7 +353,7 @@ class Desk:
         ended = counts.answered + counts.cant_tell + counts.expired
         if counts.asked != len(opened) + ended or counts.answered != len(pending) + counts.learned + counts.stale:
             raise errors.StateMismatch(f"the state is damaged: its questions do not add up to {counts}")
-        self._open, self._pending = opened, pending
+        self._open, self._pending, self._arriving = opened, pending, []
         self._closed = closed
         self._counts = counts
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import InitVar, dataclass, field, fields
 from enum import Enum
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from wise_atta import errors
+from wise_atta import errors, host
 from wise_atta.stream import Batch, Inputs, leaves, tree_map
 
 
@@ -139,6 +139,8 @@ class Query:
         The sample without a batch dimension; `as_batch` puts it back.
     audit
         Whether the answer serves to measure the model rather than to teach it.
+    arrived
+        Waits until logits and input are there, if they are still on their way: called when somebody looks at them.
     """
 
     id: str
@@ -150,18 +152,42 @@ class Query:
     asked_at: int
     input: Inputs = field(repr=False)
     audit: bool = False
+    arrived: InitVar[Callable[[], None] | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, arrived: Callable[[], None] | None) -> None:
         if self.logits.dim() != 1:
             raise errors.BadInput(f"question {self.id!r}: logits must be [C], not {list(self.logits.shape)}")
-        own = {
-            "sample_id": plain(self.sample_id, "sample_id", _copy),
-            "meta": plain(self.meta, "meta", _copy),
-            "logits": _copy(self.logits),
-            "input": tree_map(_copy, self.input),
-        }
-        for name, value in own.items():
-            object.__setattr__(self, name, value)
+        own = self.__dict__
+        own["sample_id"] = plain(self.sample_id, "sample_id", _copy)
+        own["meta"] = plain(self.meta, "meta", _copy)
+        own["_classes"] = len(self.logits)
+        own["_coming"] = own.pop("logits"), own.pop("input"), arrived
+        if arrived is None:
+            self.fetch()
+
+    def fetch(self) -> None:
+        """Wait for logits and input if they are still on their way, and take copies of them."""
+        own = self.__dict__
+        coming = own.get("_coming")
+        if coming is not None:
+            logits, inputs, arrived = coming
+            if arrived is not None:
+                arrived()
+            own["logits"], own["input"] = _copy(logits), tree_map(_copy, inputs)
+            own.pop("_coming", None)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name in ("logits", "input"):
+                self.fetch()
+            if name not in self.__dict__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return self.__dict__[name]
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.fetch()
+        return dict(self.__dict__)
 
     @classmethod
     def of(cls, batch: Batch, number: int, index: int, logits: Tensor, audit: bool = False) -> Query:
@@ -173,22 +199,28 @@ class Query:
         Query(id='7-2', batch=7, index=2, sample_id='c', asked_at=7, audit=False)
         """
         rows = [tensor[index] for tensor in (logits, *leaves(batch.inputs))]
-        own = iter(to_host(rows))
+        found, arrived = host.send(rows)
+        later = all(row.is_cuda for row in rows)
+        if not later:
+            # What the host can read, it can also overwrite: it is copied now.
+            arrived()
+        places = iter(found)
         return cls(
             id=f"{number}-{index}",
             batch=number,
             index=index,
             sample_id=None if batch.ids is None else batch.ids[index],
             meta=batch.meta,
-            logits=next(own),
+            logits=next(places),
             asked_at=number,
-            input=tree_map(lambda _: next(own), batch.inputs),
+            input=tree_map(lambda _: next(places), batch.inputs),
             audit=audit,
+            arrived=arrived if later else None,
         )
 
     @property
     def classes(self) -> int:
-        return len(self.logits)
+        return int(self.__dict__["_classes"])
 
 
 def as_batch(query: Query) -> Inputs:
@@ -196,23 +228,10 @@ def as_batch(query: Query) -> Inputs:
     return tree_map(lambda tensor: tensor.unsqueeze(0), query.input)
 
 
-def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The tensors where the host can read them, after one wait for all; those that it can read already as they are."""
-    if not any(tensor.is_cuda for tensor in tensors):
-        return list(tensors)
-    found = []
-    # By way of pinned memory: the device waits for these copies, and pageable ones are several times as slow.
-    for tensor in tensors:
-        found.append(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True))
-        found[-1].copy_(tensor, non_blocking=True)
-    torch.cuda.current_stream(next(tensor.device for tensor in tensors if tensor.is_cuda)).synchronize()
-    return found
-
-
 def _copy(tensor: Tensor) -> Tensor:
     # Made in inference mode, the copy could never take part in the forward that learns from a late label.
     with torch.inference_mode(False), torch.no_grad():
-        return to_host([tensor])[0].to("cpu", copy=True, memory_format=torch.contiguous_format)
+        return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def plain(value: Any, where: str, tensor: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> Any:

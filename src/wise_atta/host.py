@@ -1,0 +1,24 @@
+"""How do numbers get from a device to the host? They set off at once, and only who needs them waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def send(tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
+    """Set tensors on their way to the host. Gives where they will be, and a call that waits until they are there.
+
+    They arrive as they are at this moment, whatever is done to them on the device afterwards. Those that the host can
+    read already are given as they are.
+    """
+    # To pinned memory, which torch takes for such a copy: for any other it would wait here.
+    found = [tensor.to("cpu", non_blocking=True) if tensor.is_cuda else tensor for tensor in tensors]
+    device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+    if device is None:
+        return found, lambda: None
+    sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    sent.record(torch.cuda.current_stream(device))
+    return found, sent.synchronize
