@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
@@ -341,13 +342,13 @@ class Adapter:
 
     def _view(self, number: int, forward: Forward) -> View:
         # The closures must not hold the forward: a view may outlive its graph.
-        inputs, version = forward.inputs, forward.version
+        inputs, version, alive = forward.inputs, forward.version, weakref.ref(forward)
         anchor_now = None if self.anchor is None else self.anchor.now()
 
         def anchor_logits() -> Tensor:
             if anchor_now is None:
                 raise errors.BadConfig("drift needs an anchor: give the adapter anchor=Anchor()")
-            return self.classifier.forward(inputs, version=anchor_now(), keep=False).logits
+            return self.classifier.forward(inputs, version=anchor_now(), keep=False, beside=alive()).logits
 
         return View(
             number,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
@@ -115,6 +116,52 @@ def straight(norm: _BatchNorm) -> None:
         )
 
     norm.forward = forward  # type: ignore[assignment, method-assign]
+
+
+class FirstLayer:
+    """The layer that a network begins with, where it does not adapt: two forwards of the same inputs need it once.
+
+    Found as the first convolution or product of a network that is given the network's own input. Of other networks
+    nothing is ever known.
+    """
+
+    def __init__(self, network: nn.Module, adapts: Callable[[nn.Module], bool], compile: bool) -> None:
+        self.inputs: Tensor | None = None
+        self._given: Tensor | None = None
+        self._kept: tuple[Tensor, int] | None = None
+        layer = next(part for part in network.modules() if not part._modules)
+        if not isinstance(layer, _ConvNd | nn.Linear) or adapts(layer):
+            return
+        plain = layer.forward
+
+        def forward(x: Tensor) -> Tensor:
+            if x is not self.inputs:
+                return plain(x)
+            if self._given is not None:
+                return self._given
+            output = plain(x)
+            if torch.is_grad_enabled():
+                # The graph holds it anyway, in most networks.
+                self._kept = output.detach(), output._version
+            return output
+
+        # Compiled, it would be a part of something larger, which cannot be left out.
+        disable: Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]] = torch.compiler.disable
+        layer.forward = disable(forward) if compile else forward  # type: ignore[method-assign]
+
+    @property
+    def output(self) -> Tensor | None:
+        """What the layer gave; None if that was not kept, or if the network has written over it."""
+        return self._kept[0] if self._kept is not None and self._kept[0]._version == self._kept[1] else None
+
+    @contextlib.contextmanager
+    def known(self, output: Tensor | None) -> Iterator[None]:
+        """Within this, the layer gives that output for the network's input, if it is one."""
+        self._given = output
+        try:
+            yield
+        finally:
+            self.inputs = self._given = self._kept = None
 
 
 def channels_last(tensor: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -28,12 +28,22 @@ class Recorded(Protocol):
 
     logits: Tensor
     features: Tensor
+    first: Tensor | None
 
 
 class Network(Protocol):
-    """Runs the network on given memory: inputs, the adapted values as one vector and as tensors, moving statistics."""
+    """Runs the network on given memory: inputs, adapted values, moving statistics, what the first layer gave if known.
 
-    def __call__(self, inputs: Inputs, tensors: dict[str, Tensor], running: Tensor | None, grad: bool) -> Recorded: ...
+    Whether there is a graph is torch's own setting at that moment.
+    """
+
+    def __call__(
+        self, inputs: Inputs, tensors: dict[str, Tensor], running: Tensor | None, first: Tensor | None
+    ) -> Recorded: ...
+
+
+# What a plan serves: forwards with a graph, those without, and those without that follow one with a graph.
+Use: TypeAlias = Literal["graph", "plain", "beside"]
 
 
 class _Token:
@@ -46,7 +56,7 @@ class Plan:
     """One network, recorded for one shape of inputs: a graph of its forward and, with `grad`, one of its backward.
 
     Everything is in memory of its own. A call copies inputs and adapted values in and results out, so nothing that
-    others hold ever changes.
+    others hold ever changes. A plan `beside` another, for the same inputs right after it, reads what that one left.
     """
 
     def __init__(
@@ -57,36 +67,42 @@ class Plan:
         flat: Tensor,
         running: Tensor | None,
         grad: bool,
+        beside: Plan | None = None,
     ) -> None:
         self.stream = torch.cuda.current_stream()
-        self.inputs: Inputs = tree_map(torch.clone, inputs)
+        self.beside = beside
+        self.inputs: Inputs = tree_map(torch.clone, inputs) if beside is None else beside.inputs
+        first = None if beside is None else beside.recorded.first
         self.flat = flat.detach().clone()
         self.running = None if running is None else running.clone()
         self.grad = grad
         self._lock = threading.Lock()
         self._token: weakref.ref[_Token] | None = None
         self._backward: torch.cuda.CUDAGraph | None = None
+        self.recorded: Recorded
         tensors = views(self.flat)
         for tensor in tensors.values():
             tensor.requires_grad_(grad)
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with _benchmarked(), torch.set_grad_enabled(grad):
-            self._warm_up(aside, network, tensors)
+            self._warm_up(aside, network, tensors, first)
             self._forward = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._forward, stream=aside, capture_error_mode="thread_local"):
-                self.recorded = network(self.inputs, tensors, self.running, grad)
+                self.recorded = network(self.inputs, tensors, self.running, first)
             self.logits, self.features = self.recorded.logits, self.recorded.features
             if grad:
                 self._record_backward(aside, tensors, views)
         self.recorded.logits = self.logits = self.logits.detach()
         self.recorded.features = self.features = self.features.detach()
 
-    def _warm_up(self, aside: torch.cuda.Stream, network: Network, tensors: dict[str, Tensor]) -> None:
+    def _warm_up(
+        self, aside: torch.cuda.Stream, network: Network, tensors: dict[str, Tensor], first: Tensor | None
+    ) -> None:
         """Let libraries choose their kernels and compilers compile, before anything is recorded."""
         aside.wait_stream(self.stream)
         with torch.cuda.stream(aside):
             for _ in range(_WARMUP):
-                out = network(self.inputs, tensors, self.running, self.grad)
+                out = network(self.inputs, tensors, self.running, first)
                 if self.grad:
                     outputs = [out.logits, out.features]
                     _gradients(outputs, tensors, [torch.zeros_like(output) for output in outputs])
@@ -122,7 +138,8 @@ class Plan:
     def replay(self, inputs: Inputs, flat: Tensor, running: Tensor | None) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Logits, features and the network's other tensors for these inputs and values, as tensors of their own."""
         with self._lock:
-            torch._foreach_copy_(list(leaves(self.inputs)), list(leaves(inputs)))
+            if self.beside is None:
+                torch._foreach_copy_(list(leaves(self.inputs)), list(leaves(inputs)))
             self.flat.copy_(flat)
             if self.running is not None and running is not None:
                 self.running.copy_(running)
@@ -141,6 +158,10 @@ class Plan:
             self._filled = {index for index, gradient in enumerate(given) if gradient is not None}
             self._backward.replay()
             return self.gradient.clone()
+
+    def is_last(self, node: Any) -> bool:
+        """Whether a node of autograd is of the last forward, so that its memory was not taken by another."""
+        return self._token is not None and self._token() is node.token
 
     def lend(self) -> _Token:
         token = _Token()
@@ -172,9 +193,15 @@ class _Replayed(torch.autograd.Function):
         return None, None, None, None, _gradient(ctx, given)
 
 
+def _plan_of(logits: Tensor) -> Plan | None:
+    """The plan whose forward gave these logits, if they were recorded."""
+    plan = getattr(logits.grad_fn, "plan", None)
+    return plan if isinstance(plan, Plan) else None
+
+
 def _gradient(ctx: Any, given: Sequence[Tensor | None]) -> Tensor:
     plan: Plan = ctx.plan
-    if plan._token is None or plan._token() is not ctx.token:
+    if not plan.is_last(ctx):
         raise RuntimeError("a later forward has taken the memory of this one: its gradient was asked for too late")
     return plan.backward(given)
 
@@ -182,24 +209,28 @@ def _gradient(ctx: Any, given: Sequence[Tensor | None]) -> Tensor:
 class Graphs:
     """Records forwards of a network that come again and again in one shape, and replays them.
 
-    One plan at a time for forwards with gradients and one for those without. Another shape takes its place if it comes
-    again and again while that of the plan does not come at all. A network that cannot be recorded runs as before.
+    One plan at a time for each use. Another shape takes its place if it comes again and again while that of the plan
+    does not come at all. A network that cannot be recorded runs as before.
     """
 
     def __init__(self, network: Network, views: Callable[[Tensor], dict[str, Tensor]]) -> None:
         self._network = network
         self._views = views
-        self._plans: dict[bool, tuple[Any, Plan]] = {}
-        self._seen: dict[bool, Counter[Any]] = {True: Counter(), False: Counter()}
+        self._plans: dict[Use, tuple[Any, Plan]] = {}
+        self._seen: dict[Use, Counter[Any]] = {use: Counter() for use in get_args(Use)}
         self._refused = False
         self._lock = threading.RLock()
 
     def run(
-        self, inputs: Inputs, flat: Tensor, running: Tensor | None, grad: bool
+        self, inputs: Inputs, flat: Tensor, running: Tensor | None, grad: bool, same: Tensor | None = None
     ) -> tuple[Tensor, Tensor, list[Tensor], Any] | None:
-        """Logits, features, other tensors and what was recorded; None where the forward must be run as it is."""
+        """Logits, features, other tensors and what was recorded; None where the forward must be run as it is.
+
+        `same` are logits of an earlier forward of the same inputs.
+        """
         with self._lock:
-            plan = self._plan(inputs, flat, running, grad)
+            beside = None if grad or same is None or not self.holds(same) else _plan_of(same)
+            plan = self._plan(inputs, flat, running, grad, beside)
             if plan is None or not plan.fits():
                 return None
             if not grad:
@@ -208,24 +239,31 @@ class Graphs:
             logits, features = _Replayed.apply(plan, inputs, running, rest, flat)
             return logits, features, rest, plan.recorded
 
+    def holds(self, logits: Tensor) -> bool:
+        """Whether what the forward of these logits left is still there; always, if it was not recorded."""
+        plan = _plan_of(logits)
+        return plan is None or plan.is_last(logits.grad_fn)
+
     def pull(self, logits: Tensor, slope: Tensor) -> Tensor | None:
         """The gradient of all adapted values, once, for a slope in the logits; None if they were not recorded."""
-        node = logits.grad_fn
-        if not isinstance(getattr(node, "plan", None), Plan):
+        if _plan_of(logits) is None:
             return None
-        gradient = _gradient(node, (slope, None))
+        gradient = _gradient(logits.grad_fn, (slope, None))
         self.done()
         return gradient
 
     def done(self) -> None:
         """The gradient of the last forward was taken."""
-        if True in self._plans:
-            self._plans[True][1].done()
+        if "graph" in self._plans:
+            self._plans["graph"][1].done()
 
-    def _plan(self, inputs: Inputs, flat: Tensor, running: Tensor | None, grad: bool) -> Plan | None:
-        kind = (_shape(inputs), running is None)
-        known = self._plans.get(grad)
-        others = self._seen[grad]
+    def _plan(
+        self, inputs: Inputs, flat: Tensor, running: Tensor | None, grad: bool, beside: Plan | None
+    ) -> Plan | None:
+        use: Use = "graph" if grad else "plain" if beside is None else "beside"
+        kind = (_shape(inputs), running is None, beside)
+        known = self._plans.get(use)
+        others = self._seen[use]
         if known is not None and known[0] == kind:
             others.clear()
             return known[1]
@@ -236,16 +274,18 @@ class Graphs:
         others[kind] += 1
         if others[kind] <= _PATIENCE or (known is not None and not known[1].fits()):
             return None
-        # The old plan's memory is free before the new one takes its own.
-        self._plans.pop(grad, None)
+        # The old plan's memory is free before the new one takes its own, and so is that of a plan that reads it.
+        self._plans.pop(use, None)
+        if use == "graph":
+            self._plans.pop("beside", None)
         del known
         try:
-            plan = Plan(self._network, self._views, inputs, flat, running, grad)
+            plan = Plan(self._network, self._views, inputs, flat, running, grad, beside)
         except RuntimeError as error:
             self._refused = True
             _log.warning("the network cannot be recorded as a CUDA graph and runs without: %s", error)
             return None
-        self._plans[grad] = (kind, plan)
+        self._plans[use] = (kind, plan)
         others.clear()
         return plan
 

@@ -61,7 +61,7 @@ class Forward:
 
     `scored` is the prediction that counts where a method's is not the logits, once it was computed. `prepared` is what
     an objective worked out while the device was still busy with the forward, `early` the gradients of an update that
-    was begun then: the graph is used up.
+    was begun then: the graph is used up. `first` is what the first layer gave, for another forward of the same inputs.
     """
 
     inputs: Inputs
@@ -72,6 +72,7 @@ class Forward:
     scored: Tensor | None = None
     prepared: Any = None
     early: Gradients | None = None
+    first: Tensor | None = None
 
 
 @dataclass(eq=False)
@@ -81,6 +82,7 @@ class _Pass:
     logits: Tensor
     features: Tensor
     statistics: Statistics | None
+    first: Tensor | None
 
 
 @dataclass
@@ -219,7 +221,11 @@ class _Replica:
                     module._parameters[key] = nn.Parameter(narrow, requires_grad=False)
         self._set_up(modules, how)
 
+    def _adapts(self, layer: nn.Module) -> bool:
+        return layer is self.head or any(own is layer._parameters for own, *_ in self.places)
+
     def _set_up(self, modules: Mapping[str, nn.Module], how: _How) -> None:
+        self.first = fast.FirstLayer(self.module, self._adapts, how.compile)
         if self._widens:
             fast.without_autocast(self.head, how.device)
         if how.quick and not how.compile:
@@ -555,6 +561,7 @@ class Classifier:
         statistics: Statistics | Literal["source"] | None = None,
         grad: bool = False,
         keep: bool = True,
+        beside: Forward | None = None,
     ) -> Forward:
         """Run the network once.
 
@@ -570,6 +577,8 @@ class Classifier:
             Whether to keep the graph. Works inside the caller's `no_grad` and `inference_mode`.
         keep
             Whether the batch's own statistics will be wanted; without them the forward may give none.
+        beside
+            An earlier forward of the very same inputs. What the first layer gave there is not computed again.
         """
         version = self.live if version is None else version
         self.work.forwards += 1
@@ -577,12 +586,18 @@ class Classifier:
         with torch.inference_mode(False), torch.set_grad_enabled(grad), self._products():
             inputs = tree_map(_outside_inference_mode, inputs)
             if statistics is None and self._graphs is not None and self._head_checked:
-                replayed = self._replay(self._graphs, inputs, version, grad)
+                replayed = self._replay(self._graphs, inputs, version, grad, beside)
                 if replayed is not None:
                     return replayed
             keep = keep or not self.quick or self._how.compile or self._graphs is not None
-            done = self._run(inputs, version.tensors, statistics, self.running, keep)
-        return Forward(inputs, done.logits, done.features, version, done.statistics)
+            first = None if beside is None else self._first_of(beside, inputs)
+            done = self._run(inputs, version.tensors, statistics, self.running, keep, first)
+        return Forward(inputs, done.logits, done.features, version, done.statistics, first=done.first)
+
+    def _first_of(self, beside: Forward, inputs: Inputs) -> Tensor | None:
+        """What the first layer gave in an earlier forward, if that is still there and was of these inputs."""
+        there = self._graphs is None or self._graphs.holds(beside.logits)
+        return beside.first if there and beside.inputs is inputs else None
 
     def _run(
         self,
@@ -591,6 +606,7 @@ class Classifier:
         statistics: Statistics | Literal["source"] | None,
         running: Tensor | None,
         keep: bool = True,
+        first: Tensor | None = None,
     ) -> _Pass:
         with contextlib.ExitStack() as stack:
             replica = stack.enter_context(self._replica())
@@ -601,21 +617,28 @@ class Classifier:
                 # The backward runs blocks of this replica again: until then it must stay as it is.
                 lease = fast.Lease(stack.pop_all().close)
                 replica.lease = weakref.ref(lease)
-            output = self._call(replica, inputs)
+            with replica.first.known(first):
+                output = self._call(replica, inputs)
+                first = replica.first.output
             features = replica.features
             replica.features = replica.lease = None
             if not self._head_checked:
                 self._check_output(replica, features, output)
         assert features is not None
-        return _Pass(self._subset(output), features, used)
+        return _Pass(self._subset(output), features, used, first)
 
-    def _record(self, inputs: Inputs, tensors: dict[str, Tensor], running: Tensor | None, grad: bool) -> _Pass:
+    def _record(
+        self, inputs: Inputs, tensors: dict[str, Tensor], running: Tensor | None, first: Tensor | None
+    ) -> _Pass:
         with self._products():
-            return self._run(inputs, tensors, None, running)
+            return self._run(inputs, tensors, None, running, first=first)
 
-    def _replay(self, graphs: Graphs, inputs: Inputs, version: Version, grad: bool) -> Forward | None:
+    def _replay(
+        self, graphs: Graphs, inputs: Inputs, version: Version, grad: bool, beside: Forward | None
+    ) -> Forward | None:
         running = self.running
-        found = graphs.run(inputs, version.whole if grad else version.flat, running, grad)
+        same = beside.logits if beside is not None and beside.inputs is inputs else None
+        found = graphs.run(inputs, version.whole if grad else version.flat, running, grad, same)
         if found is None:
             return None
         logits, features, rest, recorded = found
@@ -625,7 +648,7 @@ class Classifier:
             before = used.before if running is None else running
             assert values is not None
             used = Statistics(values, used.batch, before, None if used.moments is None else rest[-1])
-        return Forward(inputs, logits, features, version, used)
+        return Forward(inputs, logits, features, version, used, first=recorded.first)
 
     def _products(self) -> contextlib.AbstractContextManager[None]:
         return fast.products(self._how.precision, self.device)
@@ -725,6 +748,7 @@ class Classifier:
         try:
             with fast.lowered(self._how.precision, self.device):
                 if isinstance(inputs, Tensor):
+                    replica.first.inputs = inputs
                     output = replica.run(inputs)
                 elif isinstance(inputs, Mapping):
                     output = replica.run(**inputs)

@@ -72,7 +72,8 @@ def test_the_anchor_runs_only_on_selected_batches() -> None:
     for number in range(1, 11):
         with Kernels() as kernels:
             out = adapter.predict(nets.batch(number=number))
-        ran.append(kernels.forwards().get((False, 8), 0))
+        # Of the two convolutions, the first is known from the forward before.
+        ran.append(2 * kernels.forwards().get((False, 8), 0))
         selected.append(len(out.queries))
         adapter.learn(out, {query.id: 0 for query in out.queries})
     assert ran == selected == [0, 0, 1, 0, 1, 0, 0, 1, 0, 1]

@@ -8,12 +8,15 @@ import pytest
 import torch
 from core import nets
 from core.count import Kernels
+from torch import Tensor, nn
 
 from wise_atta import Adapter, adapt
-from wise_atta.model import Work
+from wise_atta.model import Classifier, Version, Work
 
 N = 8
 GRAD, PLAIN, LATE = (True, N), (False, N), (True, 1)
+# A forward that follows one of the same inputs: of the net's two convolutions the first is known from there.
+BESIDE = 0.5
 
 
 def wise(**options: Any) -> Adapter:
@@ -46,7 +49,7 @@ def test_an_unselected_batch_costs_one_forward_with_gradients_and_a_selected_one
     adapter = wise(statistics=statistics)
     play(adapter, 1)
     selected, work = play(adapter, 2)
-    assert selected.forwards() == {GRAD: 1, PLAIN: 1}
+    assert selected.forwards() == {GRAD: 1, PLAIN: BESIDE}
     assert work == Work(forwards=2, gradient_forwards=1, backwards=1)
     unselected, work = play(adapter, 3)
     assert unselected.forwards() == {GRAD: 1}
@@ -68,8 +71,8 @@ def test_the_head_is_learned_from_the_features_of_the_same_forward() -> None:
     assert heads == {GRAD: 1, PLAIN: 1, LATE: 1}, "the forward, the anchor's, and the labelled row once more"
 
 
-@pytest.mark.parametrize(("selector", "anchor"), [("drift", 1), ("max-entropy", 0), ("margin", 0), ("random", 0)])
-def test_only_a_selector_that_looks_at_the_anchor_pays_for_it(selector: str, anchor: int) -> None:
+@pytest.mark.parametrize(("selector", "anchor"), [("drift", BESIDE), ("max-entropy", 0), ("margin", 0), ("random", 0)])
+def test_only_a_selector_that_looks_at_the_anchor_pays_for_it(selector: str, anchor: float) -> None:
     kernels, _ = play(wise(ratio=1.0, selector=selector), 1)
     assert kernels.forwards().get(PLAIN, 0) == anchor
 
@@ -79,7 +82,7 @@ def test_a_drift_utility_runs_the_anchor_on_every_batch_and_once_only(utility: s
     adapter = wise(utility=utility)
     for number in range(1, 5):
         kernels, _ = play(adapter, number)
-        assert kernels.forwards() == {GRAD: 1, PLAIN: 1}
+        assert kernels.forwards() == {GRAD: 1, PLAIN: BESIDE}
 
 
 def test_in_light_mode_an_unselected_batch_costs_one_forward_without_gradients_and_nothing_else() -> None:
@@ -100,7 +103,7 @@ def test_a_late_label_costs_one_forward_of_one_sample_in_learn_and_none_in_predi
         second = adapter.predict(nets.batch(number=2))
     with Kernels() as learning:
         step = adapter.learn(second, {query.id: 1 for query in first.queries})
-    assert predicting.forwards() == {GRAD: 1, PLAIN: 1}
+    assert predicting.forwards() == {GRAD: 1, PLAIN: BESIDE}
     assert learning.forwards() == {LATE: 1}
     assert step.late == 1 and step.work == Work(forwards=3, gradient_forwards=2, backwards=1)
 
@@ -144,12 +147,66 @@ def test_learning_an_older_prediction_repeats_its_forward_and_counts_it() -> Non
 def test_supervising_a_block_costs_a_second_forward_and_backward_on_a_selected_batch() -> None:
     adapter = wise(ratio=1.0, block="block")
     kernels, work = play(adapter, 1)
-    assert kernels.forwards() == {GRAD: 2, PLAIN: 1}
+    assert kernels.forwards() == {GRAD: 1 + BESIDE, PLAIN: BESIDE}
     assert work == Work(forwards=3, gradient_forwards=2, backwards=2)
 
 
 def test_the_published_update_costs_a_second_forward_on_a_selected_batch() -> None:
     adapter = wise(policy="paced", preset="authors", ratio=1.0, length=100, selector="max-entropy")
     kernels, work = play(adapter, 1)
-    assert kernels.forwards() == {GRAD: 2}
+    assert kernels.forwards() == {GRAD: 1 + BESIDE}
     assert work == Work(forwards=2, gradient_forwards=2, backwards=2)
+
+
+class Early(nn.Module):
+    """A net that does something to its first layer's output, or calls it in its own way."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(3, 8, 3)
+        self.second = nn.Conv2d(8, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+        self.head = nn.Linear(8, 5)
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x * 2 if self.how == "another input" else x)
+        if self.how == "written over":
+            x.add_(1)
+        return self.head(self.norm(self.second(x)).relu().mean(dim=(2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("how", "adapt_too", "shared"),
+    [
+        ("plain", (), True),
+        ("written over", (), False),
+        ("another input", (), False),
+        ("plain", ("conv.bias",), False),
+    ],
+    ids=["the same for both", "written over", "of another input", "adapts itself"],
+)
+def test_what_the_first_layer_gave_is_taken_over_where_it_is_the_same(
+    how: str, adapt_too: tuple[str, ...], shared: bool
+) -> None:
+    net = Early(how).eval()
+    model = Classifier(net, adapt=["norm", *adapt_too])
+    inputs = torch.rand(4, 3, 8, 8)
+    live = model.forward(inputs, grad=True)
+    moved = Version(live.version.flat + 0.5, model.layout, grad=False)
+    with Kernels() as kernels:
+        beside = model.forward(inputs, version=moved, beside=live)
+    with Kernels() as alone:
+        plain = model.forward(inputs, version=moved)
+    assert kernels.forwards() == {(False, 4): 0.5 if shared else 1} and alone.forwards() == {(False, 4): 1}
+    assert torch.equal(beside.logits, plain.logits) and not torch.equal(beside.logits, live.logits)
+    with Kernels() as others:
+        model.forward(inputs.clone(), version=moved, beside=live)
+    assert others.forwards() == {(False, 4): 1}, "other inputs, though they are equal"
+    live.logits.sum().backward()
+
+
+def test_a_forward_without_gradients_keeps_nothing_of_its_first_layer() -> None:
+    model = Classifier(Early("plain").eval())
+    assert model.forward(torch.rand(4, 3, 8, 8)).first is None

@@ -42,7 +42,7 @@ NUDGE = 1e-7
 # How much of the first batch's logits a card keeps.
 FIRST_ROWS, FIRST_CLASSES = 8, 16
 # Batches between checkpoints, and the share of a run's time that they may take, unless told otherwise.
-_CHECKPOINT, CHECKPOINT_SHARE = 100, 0.01
+_CHECKPOINT, CHECKPOINT_SHARE = 100, 0.005
 
 
 @dataclass

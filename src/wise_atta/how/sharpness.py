@@ -85,7 +85,7 @@ class SharpnessAware(Update):
             return skipped()
         gradients = model.gradients(first[keep].mean(), forward.version, ["adapted"])  # g = ∂/∂θ mean of H over S₁
         above = climb(forward.version, gradients, self.rho)  # θ + ρ·g/‖g‖
-        second = signals.entropy(model.forward(forward.inputs, version=above, grad=True).logits)
+        second = signals.entropy(model.forward(forward.inputs, version=above, grad=True, beside=forward).logits)
         keep &= confident(second, classes, self.below)  # S₂ ⊆ S₁: H < E₀ there too
         if not keep.any():
             return skipped()

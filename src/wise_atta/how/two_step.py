@@ -181,7 +181,7 @@ class TwoStep(Update):
 
     def _step_of_block(self, forward: Forward, labels: Labels) -> None:
         model = self.model
-        again = model.forward(forward.inputs, grad=True)
+        again = model.forward(forward.inputs, grad=True, beside=forward)
         loss = self.lambda_head * labels.loss(labels.outputs(model, again)[0])
         gradients = model.gradients(loss, again.version, ["norm", "second"])
         # Norm tensors outside the block share a group with those inside: a gradient of zero leaves them where they are.
@@ -296,7 +296,7 @@ class PublishedTwoStep(Update):
         if first:
             self._step(torch.stack(first).sum(), forward, ["norm"], self.lr)
         if second:
-            again = model.forward(forward.inputs, grad=True)
+            again = model.forward(forward.inputs, grad=True, beside=forward)
             self._step(self.sup * labels.loss(labels.outputs(model, again)[0]), again, second, self.second_lr)
         return losses
 
