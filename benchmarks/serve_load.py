@@ -229,23 +229,34 @@ def answer_all(port: int) -> None:
 def watch_memory(model: str, count: int, workers: int) -> dict[str, object]:
     """Memory of the adapting service in every tenth of many requests.
 
-    The median of what it is every two minutes: what the allocator holds ready for the next batch goes up and down with
-    the size of the last ones.
+    The median of what it is every five seconds: what the allocator holds ready goes up and down with the size of the
+    last batches, and up when many answers are learned at once.
     """
     bodies, sent, refused = requests(model), 0, Counter[str]()
     memory: list[float] = []
     samples: list[float] = []
+    over = threading.Event()
+
+    def watch(pid: int) -> None:
+        while not over.wait(5):
+            samples.append(resident(pid))
+
     with tempfile.TemporaryDirectory() as folder, service(model, "wise", folder) as running:
-        while sent < count:
-            # Answers wait for the learner, which is behind after a full load: so they come seldom.
-            found = load(running.port, bodies, 120, workers)
-            sent, refused = sent + len(found.latencies), refused + found.refused
-            answer_all(running.port)
-            samples.append(resident(running.pid))
-            if sent >= count * (len(memory) + 1) / 10:
-                memory.append(round(statistics.median(samples), 1))
-                samples.clear()
-                print(f"{sent} requests, {memory[-1]} MiB", file=sys.stderr, flush=True)
+        watching = threading.Thread(target=watch, args=(running.pid,))
+        watching.start()
+        try:
+            while sent < count:
+                # Answers wait for the learner, which is behind after a full load: so they come seldom.
+                found = load(running.port, bodies, 120, workers)
+                sent, refused = sent + len(found.latencies), refused + found.refused
+                answer_all(running.port)
+                if sent >= count * (len(memory) + 1) / 10:
+                    seen, samples[:] = samples[:], []
+                    memory.append(round(statistics.median(seen), 1))
+                    print(f"{sent} requests, {memory[-1]} MiB", file=sys.stderr, flush=True)
+        finally:
+            over.set()
+            watching.join()
     # The first fifth fills caches; from there on nothing should be added.
     growth = round(memory[-1] / memory[1] - 1, 4)
     return {"requests": sent, "refused": dict(refused), "memory_mib": memory, "memory_growth": growth}

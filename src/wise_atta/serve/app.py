@@ -28,7 +28,7 @@ from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
 import wise_atta
-from wise_atta import errors
+from wise_atta import errors, fast
 from wise_atta.serve import api, people
 from wise_atta.serve import ledger as db
 from wise_atta.serve.auth import Buckets, Caller, Gate
@@ -45,6 +45,7 @@ from wise_atta.serve.state import Event, wilson
 T = TypeVar("T")
 Since = Annotated[float, Query(ge=0, allow_inf_nan=False, description="seconds since 1970")]
 _log = logging.getLogger("wise_atta.serve")
+_GIVE_BACK_S = 60.0
 PAGES = Path(__file__).parent / "pages"
 _STATUS: list[tuple[type[Exception], int]] = [
     (TooLarge, 413),
@@ -107,9 +108,10 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        keeper = asyncio.create_task(_keep(service))
+        chores = [asyncio.create_task(_keep(service)), asyncio.create_task(_give_back())]
         yield
-        keeper.cancel()
+        for chore in chores:
+            chore.cancel()
         decoding.shutdown()
         await asyncio.to_thread(service.close)
 
@@ -594,6 +596,13 @@ async def _keep(service: Service) -> None:
         except SQLAlchemyError:
             _log.exception("old pictures could not be deleted; next attempt in an hour")
         await asyncio.sleep(3600)
+
+
+async def _give_back() -> None:
+    """Give the system back what memory is free, once a minute: batches of many sizes leave holes that add up."""
+    while True:
+        await asyncio.sleep(_GIVE_BACK_S)
+        await asyncio.to_thread(fast.release_memory)
 
 
 def _feeder(stream: Stream) -> Callable[[Event | None], None]:

@@ -399,4 +399,5 @@ class Desk:
             self._count(shown=1)
 
     def _count(self, **more: int) -> None:
-        self._counts = replace(self._counts, **{name: getattr(self._counts, name) + n for name, n in more.items()})
+        if any(more.values()):
+            self._counts = replace(self._counts, **{name: getattr(self._counts, name) + n for name, n in more.items()})
