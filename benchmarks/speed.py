@@ -182,23 +182,35 @@ class Clock:
         self.on = False
         self.seconds: Counter[str] = Counter()
         self._inside: list[float] = []
+        self._began: list[float] = []
 
     def __call__(self, part: str) -> contextlib.AbstractContextManager[None]:
-        return self._measure(part) if self.on else contextlib.nullcontext()
+        return Part(self, part) if self.on else contextlib.nullcontext()
 
-    @contextlib.contextmanager
-    def _measure(self, part: str) -> Iterator[None]:
+    def enter(self) -> None:
         self.wait()
-        began = time.perf_counter()
         self._inside.append(0.0)
-        try:
-            yield
-        finally:
-            self.wait()
-            taken = time.perf_counter() - began
-            self.seconds[part] += taken - self._inside.pop()
-            if self._inside:
-                self._inside[-1] += taken
+        self._began.append(time.perf_counter())
+
+    def leave(self, part: str) -> None:
+        self.wait()
+        taken = time.perf_counter() - self._began.pop()
+        self.seconds[part] += taken - self._inside.pop()
+        if self._inside:
+            self._inside[-1] += taken
+
+
+class Part(contextlib.AbstractContextManager[None]):
+    """One part while it lasts. No generator: that would take a share of what is timed."""
+
+    def __init__(self, clock: Clock, part: str) -> None:
+        self._clock, self._part = clock, part
+
+    def __enter__(self) -> None:
+        self._clock.enter()
+
+    def __exit__(self, *error: object) -> None:
+        self._clock.leave(self._part)
 
 
 class Timed:

@@ -283,8 +283,9 @@ class Adapter:
                     rows = ranked.best(view, granted, np.array(read[scores:]), order)
                 else:
                     rows = self.selector.pick(view, granted) if granted else []
+                context = self._context(forward) if rows else None
                 queries = self._questions(batch, number, rows, logits)
-                self._ask(queries, forward, logits.shape[1])
+                self._ask(queries, context, logits.shape[1])
             except BaseException:
                 if not self._free:
                     self.policy.undo()
@@ -364,15 +365,16 @@ class Adapter:
             return self.classifier.forward(inputs, version=self.classifier.source(), statistics="source")
         return self.classifier.forward(inputs)
 
-    def _ask(self, queries: Sequence[Query], forward: Forward, classes: int) -> None:
+    def _context(self, forward: Forward) -> dict[str, Any] | None:
+        """What a late label's sample is normalised with, on its way to the host before the question itself."""
+        used = forward.statistics if self.context == "own" else None
+        return None if used is None else {"values": host.begin(used.values), "batch": used.batch}
+
+    def _ask(self, queries: Sequence[Query], context: dict[str, Any] | None, classes: int) -> None:
         if self._desk is None:
             self._desk = Desk(classes, expires_after=self.expires_after)
         if queries:
-            used = forward.statistics if self.context == "own" else None
-            # On the CPU like the question itself: it may wait for long, and be saved and loaded elsewhere.
-            values, arrived = host.send([] if used is None else [used.values])
-            context = None if used is None else {"values": values[0], "batch": used.batch}
-            self._desk.ask(queries, [context] * len(queries), arrived)
+            self._desk.ask(queries, [context] * len(queries))
             if self.classifier.device.type == "cpu":
                 self._desk.keep()
 
@@ -520,9 +522,12 @@ class Adapter:
     def _settle(self, answers: Mapping[str, AnswerLike], learned: Sequence[str], stale: Sequence[str]) -> list[str]:
         if self._desk is None:
             return []
-        self._desk.answer(answers)
-        self._desk.learned(learned)
-        self._desk.dismiss(stale)
+        if answers:
+            self._desk.answer(answers)
+        if learned:
+            self._desk.learned(learned)
+        if stale:
+            self._desk.dismiss(stale)
         expired, unseen = self._desk.expire(self._number)
         if unseen and not self._free:
             self.policy.refund(unseen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -381,9 +381,13 @@ Life.TestCase.settings = settings(derandomize=True, max_examples=60, stateful_st
 TestLife = Life.TestCase
 
 
-def test_contexts_on_their_way_are_waited_for_before_they_are_kept() -> None:
+def test_contexts_on_their_way_are_there_when_their_question_is() -> None:
     desk, values, waits = Desk(CLASSES), torch.zeros(2), []
-    desk.ask([question(1), question(2)], [{"values": values}] * 2, lambda: waits.append("") or values.fill_(5))
+    late = [
+        replace(question(number), arrived=lambda: waits.append("") or values.fill_(5))  # type: ignore[func-returns-value]
+        for number in (1, 2)
+    ]
+    desk.ask(late, [{"values": values}] * 2)
     desk.answer({"1-0": 0})
     desk.learned(["1-0"])
     assert not waits, "nobody needs what belongs to a question that is closed"

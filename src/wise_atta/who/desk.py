@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -159,7 +159,7 @@ class Desk:
         self._pending: dict[str, Answered] = {}
         self._closed = Closed(remember)
         self._counts = Counts()
-        self._arriving: list[tuple[str, Callable[[], None]]] = []
+        self._arriving: list[str] = []
 
     def __repr__(self) -> str:
         return (
@@ -186,15 +186,10 @@ class Desk:
         """Answers that were not learned yet, in the order in which they came."""
         return list(self._pending.values())
 
-    def ask(
-        self,
-        queries: Sequence[Query],
-        contexts: Sequence[Any] | None = None,
-        arrived: Callable[[], None] = lambda: None,
-    ) -> None:
+    def ask(self, queries: Sequence[Query], contexts: Sequence[Any] | None = None) -> None:
         """Take in new questions. A context (tensors and plain values) stays with its question until it is learned.
 
-        Tensors of contexts may still be on their way to the host: `arrived` waits for them. `keep` comes later.
+        Its tensors may be on their way to the host, if they set off before those of the question; `keep` comes later.
         """
         contexts = [None] * len(queries) if contexts is None else contexts
         if len(contexts) != len(queries):
@@ -209,7 +204,7 @@ class Desk:
                 )
             new[query.id] = _Open(query, plain(context, f"the context of question {query.id!r}"))
         self._open |= new
-        self._arriving += [(query_id, arrived) for query_id in new]
+        self._arriving += new
         self._count(asked=len(new))
 
     def keep(self) -> None:
@@ -223,11 +218,10 @@ class Desk:
                 copies[where] = tensor.clone()
             return copies[where]
 
-        for query_id, arrived in self._arriving:
+        for query_id in self._arriving:
             if (item := self._open.get(query_id) or self._pending.get(query_id)) is None:
                 continue
             item.query.fetch()
-            arrived()
             context = plain(item.context, "context", copy)
             if query_id in self._open:
                 self._open[query_id] = replace(self._open[query_id], context=context)
