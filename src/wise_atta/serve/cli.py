@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
@@ -21,7 +20,7 @@ from rich.table import Table
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from wise_atta import errors, typed
+from wise_atta import errors, fast, typed
 from wise_atta.adapter import Context
 from wise_atta.data import models
 from wise_atta.serve import auth
@@ -39,8 +38,6 @@ Database = Annotated[
 ]
 T = TypeVar("T")
 DATABASE = "sqlite:///wise-atta.db"
-# Of glibc's malloc.h.
-_ARENA_MAX = -8
 
 
 def read_classes(path: Path | None) -> tuple[str, ...] | None:
@@ -136,8 +133,8 @@ def run(model: str, settings: Settings, host: str, port: int) -> None:
     if not loopback:
         require_tokens(settings.database, host)
     _hush()
-    if len(settings.streams) > 1:
-        _share_free_memory()
+    # One heap for all threads: with one for each, every one of them keeps what its thread once needed, in pieces.
+    fast.keep_memory()
     service = Service(models.load(model), settings)
     try:
         listener = listen(host, port)
@@ -177,17 +174,6 @@ def _hush() -> None:
     """Let strangers fill neither the log nor the memory: of every new warning Python keeps the text for good."""
     warnings.filterwarnings("ignore", module=r"PIL\.")
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
-
-
-def _share_free_memory() -> None:
-    """Let threads use what others have freed.
-
-    glibc gives them arenas of their own, eight a processor, and each keeps what its thread once needed: with many
-    streams, the graph of a batch for each of them instead of one for each of those that learn at the same time.
-    """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None:
-        set_option(_ARENA_MAX, os.cpu_count() or 1)
 
 
 def listen(host: str, port: int) -> socket.socket:
