@@ -27,6 +27,8 @@ from wise_atta.who import Annotator, Answered, AnswerLike, Counts, Desk, Query, 
 
 Context: TypeAlias = Literal["own", "current", "source"]
 _VERSION = 1
+# Late labels that are learned with one batch, each by a forward and a graph of its own; the others wait for the next.
+_LATE = 8
 
 
 @dataclass(eq=False)
@@ -474,12 +476,14 @@ class Adapter:
         return step
 
     def _sift(self, out: Prediction, answered: list[Answered]) -> tuple[list[Answered], list[str]]:
-        """The labels to learn, and the ids of those that came too late for it. Frozen, it is not settled yet."""
-        if self.late_limit is None or self._frozen:
+        """The labels to learn now, and the ids of those that came too late for it. Frozen, it is not settled yet."""
+        if self._frozen:
             return answered, []
-        oldest = self._number - self.late_limit
-        stale = [item.id for item in answered if item.query.batch < oldest and item.query.batch != out.number]
-        return [item for item in answered if item.id not in stale], stale
+        oldest = -math.inf if self.late_limit is None else self._number - self.late_limit
+        late = [item for item in answered if item.query.batch != out.number]
+        stale = [item.id for item in late if item.query.batch < oldest]
+        wait = [item.id for item in late if item.id not in stale][_LATE:]
+        return [item for item in answered if item.id not in (*stale, *wait)], stale
 
     def _labels(self, out: Prediction, forward: Forward, todo: Sequence[Answered]) -> Labels:
         prompt = [item for item in todo if item.query.batch == out.number]

@@ -155,3 +155,14 @@ def test_a_state_from_before_labels_could_be_too_late_is_taken() -> None:
 def test_a_weight_or_limit_that_makes_no_sense_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(errors.BadConfig, match=next(iter(options))):
         wise(**options)
+
+
+def test_many_late_labels_are_learned_a_few_at_a_time_and_prompt_ones_at_once() -> None:
+    adapter = wise()
+    queries = ask(adapter, 19)
+    out = adapter.predict(nets.batch(number=20))
+    step = adapter.learn(out, {query.id: nets.truth(query) for query in [*queries, *out.queries]})
+    assert step.learned == (*[query.id for query in queries[:8]], out.queries[0].id) and step.late == 8
+    assert step.counts.answered == 20 and step.work.forwards == 2 + 8, "each late label costs a forward and a graph"
+    rest = [answer(adapter).learned for _ in range(3)]
+    assert rest == [tuple(query.id for query in part) for part in (queries[8:16], queries[16:], ())]

@@ -8,7 +8,7 @@ heard the revoked answers.
 That takes a log that reaches back, and a service that was started with the same options all the while.
 
 Approximately: tensors, anchor, statistics and guard of the last checkpoint before the labels, and every other label
-learned since is learned again, all together with the next batch.
+learned since is learned again with the next batches, a few at a time.
 """
 
 from __future__ import annotations
