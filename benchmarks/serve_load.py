@@ -258,7 +258,7 @@ def watch_memory(model: str, count: int, workers: int) -> dict[str, object]:
             over.set()
             watching.join()
     # The first fifth fills caches; from there on nothing should be added.
-    growth = round(memory[-1] / memory[1] - 1, 4)
+    growth = round(memory[-1] / memory[min(1, len(memory) - 1)] - 1, 4)
     return {"requests": sent, "refused": dict(refused), "memory_mib": memory, "memory_growth": growth}
 
 

@@ -567,7 +567,7 @@ class Bench:
             row["adapted_bytes"] = adapted_bytes(peer.adapter)
         row["split_ms"] = self.split(case, self.wait)
         if isinstance(peer, Ours):
-            # All of it is the host's, and it waits for nothing: its time is that of a run in which nobody else waits.
+            # Of the host's own time: in a run where nothing is waited for but what the adapter itself waits for.
             row["bookkeeping_percent"] = 100 * self.split(case, lambda: None)["policy"] / row["ms"]
         if self.options.profile is not None and case.name == "wise":
             row["busy"] = self.trace(case)

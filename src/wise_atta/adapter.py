@@ -175,6 +175,7 @@ class Adapter:
         if anchor is None and asks and (self.utility.needs_anchor or self.selector.needs_anchor):
             anchor = Anchor()
         self.anchor = anchor
+        classifier.repeats = anchor is not None or update.runs_again
         update.start(classifier, anchor)
         if anchor is not None:
             anchor.start(classifier.live)
@@ -268,6 +269,7 @@ class Adapter:
         if prepared is not None and alone:
             # The device need not wait for the host.
             self.update.start_early(forward)
+            forward.first = None
         read = arrived()
         all_finite, score = read[0], read[1] if ask else float("nan")
         scores = len(numbers) if prepared is None else len(numbers) + count
@@ -376,6 +378,8 @@ class Adapter:
         if self._desk is None:
             self._desk = Desk(classes, expires_after=self.expires_after)
         if queries:
+            # Those of batches that were never learned have arrived long since.
+            self._desk.keep()
             self._desk.ask(queries, [context] * len(queries))
             if self.classifier.device.type == "cpu":
                 self._desk.keep()

@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 import torch
 from torch import Tensor
 
+from wise_atta.fast import First
 from wise_atta.stream import Inputs, leaves, tree_map
 
 _log = logging.getLogger("wise_atta.graphs")
@@ -28,7 +29,7 @@ class Recorded(Protocol):
 
     logits: Tensor
     features: Tensor
-    first: Tensor | None
+    first: First | None
 
 
 class Network(Protocol):
@@ -38,7 +39,7 @@ class Network(Protocol):
     """
 
     def __call__(
-        self, inputs: Inputs, tensors: dict[str, Tensor], running: Tensor | None, first: Tensor | None
+        self, inputs: Inputs, tensors: dict[str, Tensor], running: Tensor | None, first: First | None
     ) -> Recorded: ...
 
 
@@ -96,7 +97,7 @@ class Plan:
         self.recorded.features = self.features = self.features.detach()
 
     def _warm_up(
-        self, aside: torch.cuda.Stream, network: Network, tensors: dict[str, Tensor], first: Tensor | None
+        self, aside: torch.cuda.Stream, network: Network, tensors: dict[str, Tensor], first: First | None
     ) -> None:
         """Let libraries choose their kernels and compilers compile, before anything is recorded."""
         aside.wait_stream(self.stream)
@@ -229,7 +230,7 @@ class Graphs:
         `same` are logits of an earlier forward of the same inputs.
         """
         with self._lock:
-            beside = None if grad or same is None or not self.holds(same) else _plan_of(same)
+            beside = None if grad or same is None else self._left_by(same)
             plan = self._plan(inputs, flat, running, grad, beside)
             if plan is None or not plan.fits():
                 return None
@@ -239,10 +240,10 @@ class Graphs:
             logits, features = _Replayed.apply(plan, inputs, running, rest, flat)
             return logits, features, rest, plan.recorded
 
-    def holds(self, logits: Tensor) -> bool:
-        """Whether what the forward of these logits left is still there; always, if it was not recorded."""
-        plan = _plan_of(logits)
-        return plan is None or plan.is_last(logits.grad_fn)
+    def _left_by(self, logits: Tensor) -> Plan | None:
+        """The plan in whose memory the forward of these logits still is."""
+        plan, (_, current) = _plan_of(logits), self._plans.get("graph", (None, None))
+        return plan if plan is not None and plan is current and plan.is_last(logits.grad_fn) else None
 
     def pull(self, logits: Tensor, slope: Tensor) -> Tensor | None:
         """The gradient of all adapted values, once, for a slope in the logits; None if they were not recorded."""
@@ -261,7 +262,7 @@ class Graphs:
         self, inputs: Inputs, flat: Tensor, running: Tensor | None, grad: bool, beside: Plan | None
     ) -> Plan | None:
         use: Use = "graph" if grad else "plain" if beside is None else "beside"
-        kind = (_shape(inputs), running is None, beside)
+        kind = (_shape(inputs), running is None)
         known = self._plans.get(use)
         others = self._seen[use]
         if known is not None and known[0] == kind:
@@ -278,6 +279,7 @@ class Graphs:
         self._plans.pop(use, None)
         if use == "graph":
             self._plans.pop("beside", None)
+            self._seen["beside"].clear()
         del known
         try:
             plan = Plan(self._network, self._views, inputs, flat, running, grad, beside)

@@ -17,8 +17,8 @@ def begin(tensor: Tensor) -> Tensor:
 def send(tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
     """Set tensors on their way to the host. Gives where they will be, and a call that waits until they are there.
 
-    They arrive as they are at this moment, whatever is done to them on the device afterwards. Those that the host can
-    read already are given as they are.
+    They arrive as they are at this moment, whatever the current stream does to them afterwards; another stream has to
+    wait for it, as ever. All are on one device. Those that the host can read already are given as they are.
     """
     found = [begin(tensor) for tensor in tensors]
     device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)

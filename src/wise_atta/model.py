@@ -72,7 +72,7 @@ class Forward:
     scored: Tensor | None = None
     prepared: Any = None
     early: Gradients | None = None
-    first: Tensor | None = None
+    first: fast.First | None = None
 
 
 @dataclass(eq=False)
@@ -82,7 +82,7 @@ class _Pass:
     logits: Tensor
     features: Tensor
     statistics: Statistics | None
-    first: Tensor | None
+    first: fast.First | None
 
 
 @dataclass
@@ -386,6 +386,8 @@ class Classifier:
         self._channels = [norm.num_features for norm in norms]
         self._source_buffers = self._free[0].source_buffers
         self.work = Work()
+        # Whether forwards of the same inputs will follow one another, so that it pays to keep what they share.
+        self.repeats = False
         self.live = Version(self.source_flat(), self.layout)
         self.running = self._source_statistics() if statistics == "ema" and norms else None
         self._followed: Statistics | None = None
@@ -590,14 +592,9 @@ class Classifier:
                 if replayed is not None:
                     return replayed
             keep = keep or not self.quick or self._how.compile or self._graphs is not None
-            first = None if beside is None else self._first_of(beside, inputs)
+            first = beside.first if beside is not None and beside.inputs is inputs else None
             done = self._run(inputs, version.tensors, statistics, self.running, keep, first)
         return Forward(inputs, done.logits, done.features, version, done.statistics, first=done.first)
-
-    def _first_of(self, beside: Forward, inputs: Inputs) -> Tensor | None:
-        """What the first layer gave in an earlier forward, if that is still there and was of these inputs."""
-        there = self._graphs is None or self._graphs.holds(beside.logits)
-        return beside.first if there and beside.inputs is inputs else None
 
     def _run(
         self,
@@ -606,7 +603,7 @@ class Classifier:
         statistics: Statistics | Literal["source"] | None,
         running: Tensor | None,
         keep: bool = True,
-        first: Tensor | None = None,
+        first: fast.First | None = None,
     ) -> _Pass:
         with contextlib.ExitStack() as stack:
             replica = stack.enter_context(self._replica())
@@ -617,7 +614,7 @@ class Classifier:
                 # The backward runs blocks of this replica again: until then it must stay as it is.
                 lease = fast.Lease(stack.pop_all().close)
                 replica.lease = weakref.ref(lease)
-            with replica.first.known(first):
+            with replica.first.known(first, keeps=self.repeats):
                 output = self._call(replica, inputs)
                 first = replica.first.output
             features = replica.features
@@ -628,7 +625,7 @@ class Classifier:
         return _Pass(self._subset(output), features, used, first)
 
     def _record(
-        self, inputs: Inputs, tensors: dict[str, Tensor], running: Tensor | None, first: Tensor | None
+        self, inputs: Inputs, tensors: dict[str, Tensor], running: Tensor | None, first: fast.First | None
     ) -> _Pass:
         with self._products():
             return self._run(inputs, tensors, None, running, first=first)
@@ -648,7 +645,7 @@ class Classifier:
             before = used.before if running is None else running
             assert values is not None
             used = Statistics(values, used.batch, before, None if used.moments is None else rest[-1])
-        return Forward(inputs, logits, features, version, used, first=recorded.first)
+        return Forward(inputs, logits, features, version, used)
 
     def _products(self) -> contextlib.AbstractContextManager[None]:
         return fast.products(self._how.precision, self.device)
@@ -748,7 +745,7 @@ class Classifier:
         try:
             with fast.lowered(self._how.precision, self.device):
                 if isinstance(inputs, Tensor):
-                    replica.first.inputs = inputs
+                    replica.first.enters(inputs)
                     output = replica.run(inputs)
                 elif isinstance(inputs, Mapping):
                     output = replica.run(**inputs)

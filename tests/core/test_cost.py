@@ -11,7 +11,7 @@ from core.count import Kernels
 from torch import Tensor, nn
 
 from wise_atta import Adapter, adapt
-from wise_atta.model import Classifier, Version, Work
+from wise_atta.model import Classifier, Forward, Version, Work
 
 N = 8
 GRAD, PLAIN, LATE = (True, N), (False, N), (True, 1)
@@ -171,10 +171,29 @@ class Early(nn.Module):
         self.how = how
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x * 2 if self.how == "another input" else x)
+        if self.how == "input written over":
+            x *= self.norm.weight.mean()
+        if self.how == "by keyword":
+            x = self.conv(input=x)
+        elif self.how == "twice":
+            once, x = self.conv(x), self.conv(x)
+            x = x + once.sub_(0.3)
+        else:
+            x = self.conv(x * 2 if self.how == "another input" else x)
         if self.how == "written over":
             x.add_(1)
+        if self.how == "written over without gradients":
+            x = x.sub(0.3) if torch.is_grad_enabled() else x.sub_(0.3)
         return self.head(self.norm(self.second(x)).relu().mean(dim=(2, 3)))
+
+
+def beside(how: str, adapt_too: tuple[str, ...] = ()) -> tuple[Classifier, Tensor, Forward, Version]:
+    """A forward with its graph, and other values for a second one."""
+    model = Classifier(Early(how).eval(), adapt=["norm", *adapt_too], mean=[0.5], std=[0.25])
+    model.repeats = True
+    inputs = torch.rand(4, 3, 8, 8)
+    live = model.forward(inputs, grad=True)
+    return model, inputs, live, Version(live.version.flat + 0.5, model.layout)
 
 
 @pytest.mark.parametrize(
@@ -182,31 +201,63 @@ class Early(nn.Module):
     [
         ("plain", (), True),
         ("written over", (), False),
+        ("written over without gradients", (), True),
+        ("input written over", (), False),
         ("another input", (), False),
+        ("by keyword", (), False),
+        ("twice", (), False),
         ("plain", ("conv.bias",), False),
     ],
-    ids=["the same for both", "written over", "of another input", "adapts itself"],
 )
 def test_what_the_first_layer_gave_is_taken_over_where_it_is_the_same(
     how: str, adapt_too: tuple[str, ...], shared: bool
 ) -> None:
-    net = Early(how).eval()
-    model = Classifier(net, adapt=["norm", *adapt_too])
-    inputs = torch.rand(4, 3, 8, 8)
-    live = model.forward(inputs, grad=True)
-    moved = Version(live.version.flat + 0.5, model.layout, grad=False)
+    model, inputs, live, moved = beside(how, adapt_too)
+    whole = 1.5 if how == "twice" else 1
     with Kernels() as kernels:
-        beside = model.forward(inputs, version=moved, beside=live)
+        found = [model.forward(inputs, version=moved, beside=live) for _ in range(3)]
     with Kernels() as alone:
         plain = model.forward(inputs, version=moved)
-    assert kernels.forwards() == {(False, 4): 0.5 if shared else 1} and alone.forwards() == {(False, 4): 1}
-    assert torch.equal(beside.logits, plain.logits) and not torch.equal(beside.logits, live.logits)
+    assert alone.forwards() == {(False, 4): whole}
+    # Where it is written over when it serves for the first time, the others do without it.
+    least = 0.5 + 1 + 1 if how == "written over without gradients" else 3 * 0.5 if shared else 3 * whole
+    assert kernels.forwards() == {(False, 4): least}
+    assert all(torch.equal(each.logits, plain.logits) for each in found) and not torch.equal(plain.logits, live.logits)
     with Kernels() as others:
         model.forward(inputs.clone(), version=moved, beside=live)
-    assert others.forwards() == {(False, 4): 1}, "other inputs, though they are equal"
+    assert others.forwards() == {(False, 4): whole}, "other inputs, though they are equal"
     live.logits.sum().backward()
 
 
-def test_a_forward_without_gradients_keeps_nothing_of_its_first_layer() -> None:
+def test_gradients_beside_another_forward_are_those_of_a_fresh_one() -> None:
+    model, inputs, live, moved = beside("plain")
+    found = []
+    for given in (live, live, None):
+        again = model.forward(inputs, version=moved, grad=True, beside=given)
+        found.append(model.gradients(again.logits.square().sum(), moved, ["adapted"])["adapted"])
+    for one, two, fresh in zip(*found, strict=True):
+        assert torch.equal(one, fresh) and torch.equal(two, fresh) and fresh.abs().sum() > 0
+
+
+def test_what_was_computed_under_autocast_serves_under_autocast_alone() -> None:
+    model, inputs, _, moved = beside("plain")
+    with torch.autocast("cpu", torch.bfloat16):
+        live = model.forward(inputs, grad=True)
+        with Kernels() as kernels:
+            model.forward(inputs, version=moved, beside=live)
+    with Kernels() as outside:
+        found = model.forward(inputs, version=moved, beside=live)
+    assert kernels.forwards() == {(False, 4): 0.5} and outside.forwards() == {(False, 4): 1}
+    assert torch.equal(found.logits, model.forward(inputs, version=moved).logits)
+
+
+@pytest.mark.parametrize(("repeats", "grad"), [(False, True), (True, False)])
+def test_a_forward_that_no_other_follows_keeps_nothing_of_its_first_layer(repeats: bool, grad: bool) -> None:
     model = Classifier(Early("plain").eval())
-    assert model.forward(torch.rand(4, 3, 8, 8)).first is None
+    model.repeats = repeats
+    assert model.forward(torch.rand(4, 3, 8, 8), grad=grad).first is None
+
+
+@pytest.mark.parametrize(("method", "repeats"), [("tent", False), ("bn", False), ("sar", True), ("wise", True)])
+def test_methods_say_whether_they_run_the_same_inputs_again(method: str, repeats: bool) -> None:
+    assert adapt(nets.make(), method).classifier.repeats is repeats

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, ClassVar
 
 import pytest
@@ -415,3 +416,20 @@ def test_the_shape_that_comes_again_is_recorded(
     ran = [graphs.run(torch.zeros(n, 2), torch.zeros(1), None, False) is not None for n in sizes]
     assert Noted.made == made
     assert ran[:2] == [False, False] and any(ran) == bool(made)
+
+
+def test_a_plan_beside_another_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wise_atta.graphs.Plan", Noted)
+    monkeypatch.setattr(Noted, "made", [])
+    graphs = Graphs(lambda *given: None, lambda flat: {})
+    flat = torch.zeros(1)
+    for _ in range(3):
+        graphs._plan(torch.zeros(8, 2), flat, None, True, None)
+    first = graphs._plans["graph"][1]
+    for _ in range(2):
+        graphs._plan(torch.zeros(8, 2), flat, None, False, first)
+    gone = weakref.ref(first)
+    for _ in range(3):
+        graphs._plan(torch.zeros(4, 2), flat, None, True, None)
+    del first
+    assert Noted.made == [8, 4] and gone() is None, "the memory of a plan is not kept by who once read it"

@@ -230,7 +230,7 @@ def run(
     progress
         Called after every batch with (batch, batches, error so far, labels spent).
     checkpoint
-        Number of batches between checkpoints. None: a hundred, and more where they would take over 1 % of the time.
+        Number of batches between checkpoints. None: a hundred, and more where they would take over 0.5 % of the time.
     """
     done = finished(folder, experiment, again)
     if done is not None:

@@ -151,7 +151,7 @@ def sweep_command(
     ] = None,
     checkpoint: Annotated[
         int | None,
-        typer.Option(min=1, help="Batches between checkpoints; by default 100, or more if they would cost over 1 %."),
+        typer.Option(min=1, help="Batches between checkpoints; by default 100, or more if they would cost over 0.5 %."),
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Run finished ones once more.")] = False,
     data: Data = None,

@@ -120,9 +120,7 @@ class Anchored(Update):
         return {"loss": loss.detach(), "alpha": torch.tensor(alpha)}
 
     def _collect(self, forward: Forward, labels: Labels) -> None:
-        source = self.model.forward(
-            forward.inputs, version=self.model.source(), statistics="source", beside=forward
-        ).logits
+        source = self.model.forward(forward.inputs, version=self.model.source(), statistics="source").logits
         entropy = signals.entropy(source)
         surest = entropy.argsort(stable=True)[: self.most]
         rows = surest[entropy[surest] < self.e_l]  # H < e_l under the source model, at most 100

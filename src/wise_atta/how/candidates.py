@@ -95,7 +95,7 @@ class Candidates(Update):
             self.optimizer.move(line.at(self.rates[best], self.optimizer.flat, where))
             losses |= {"loss": loss.detach(), "rate": torch.tensor(self.rates[best])}
         if labels:
-            again = model.forward(forward.inputs, grad=True, beside=forward)
+            again = model.forward(forward.inputs, grad=True)
             supervised = labels.loss(labels.outputs(model, again)[0])
             self.supervised.step(model.gradients(supervised, again.version, ["norm", "rest"]))
             losses["sup"] = supervised.detach()
@@ -113,11 +113,11 @@ class Candidates(Update):
     def _score(self, forward: Forward, labels: Labels, line: _Line) -> Tensor:
         """For each candidate: mean (p − p_source)² on the unlabelled + CE on the labelled, each scaled to [0, 1]."""
         model, rest, where = self.model, ~labels.mask(forward), self.model.layout.slices["norm"]
-        source = model.forward(forward.inputs, version=model.source(), beside=forward).logits.softmax(dim=1)
+        source = model.forward(forward.inputs, version=model.source()).logits.softmax(dim=1)
         apart, wrong = [], []
         for rate in self.rates:
             version = Version(line.at(rate, self.optimizer.flat, where), model.layout, grad=False)
-            tried = model.forward(forward.inputs, version=version, beside=forward)
+            tried = model.forward(forward.inputs, version=version)
             apart.append((tried.logits.softmax(dim=1) - source)[rest].square().mean())
             wrong.append(labels.loss(labels.outputs(model, tried, grad=False)[0]))
         return _scaled(torch.stack(apart)) + _scaled(torch.stack(wrong))

@@ -50,6 +50,8 @@ class SharpnessAware(Update):
         source, and the average begins anew.
     """
 
+    runs_again = True
+
     def __init__(
         self,
         *,

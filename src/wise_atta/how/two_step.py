@@ -83,6 +83,7 @@ class TwoStep(Update):
         self.supervise_norm = supervise_norm
         self.train_head: Head = train_head
         self.block = block
+        self.runs_again = block is not None
         self.only_selected = only_selected
         self.momentum = momentum
         self.nesterov = nesterov
@@ -236,6 +237,7 @@ class PublishedTwoStep(Update):
         As for `TwoStep`; the published code trains the head's bias.
     """
 
+    runs_again = True
     moves_anchor = True
     objective: Objective
 

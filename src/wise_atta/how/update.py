@@ -30,6 +30,8 @@ class Update:
         Whether `learn` wants the forward with its graph.
     only_selected
         Whether batches without a granted label are left alone.
+    runs_again
+        Whether `learn` may run the network on the same inputs once more.
     moves_anchor
         Whether the rule lets the anchor follow by itself; otherwise it follows once a batch.
     teacher_cost
@@ -40,6 +42,7 @@ class Update:
     objective: Objective | None = None
     needs_graph: bool = True
     only_selected: bool = False
+    runs_again: bool = False
     moves_anchor: bool = False
     teacher_cost: int | None = None
 

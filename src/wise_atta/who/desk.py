@@ -15,6 +15,7 @@ from wise_atta.who.query import (
     AnswerLike,
     Query,
     loading,
+    owned,
     pack_answer,
     pack_label,
     pack_query,
@@ -209,14 +210,14 @@ class Desk:
 
     def keep(self) -> None:
         """Take copies of what came with the latest questions, now that they may wait for long."""
-        copies: dict[tuple[int, int], Tensor] = {}
+        copies: dict[object, Tensor] = {}
 
         def copy(tensor: Tensor) -> Tensor:
             # Questions about one batch share the memory of their context.
-            where = tensor.data_ptr(), tensor.numel()
-            if where not in copies:
-                copies[where] = tensor.clone()
-            return copies[where]
+            which = tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+            if which not in copies:
+                copies[which] = owned(tensor)
+            return copies[which]
 
         for query_id in self._arriving:
             if (item := self._open.get(query_id) or self._pending.get(query_id)) is None:

@@ -158,8 +158,8 @@ class Query:
         if self.logits.dim() != 1:
             raise errors.BadInput(f"question {self.id!r}: logits must be [C], not {list(self.logits.shape)}")
         own = self.__dict__
-        own["sample_id"] = plain(self.sample_id, "sample_id", _copy)
-        own["meta"] = plain(self.meta, "meta", _copy)
+        own["sample_id"] = plain(self.sample_id, "sample_id", owned)
+        own["meta"] = plain(self.meta, "meta", owned)
         own["_classes"] = len(self.logits)
         own["_coming"] = own.pop("logits"), own.pop("input"), arrived
         if arrived is None:
@@ -173,7 +173,7 @@ class Query:
             logits, inputs, arrived = coming
             if arrived is not None:
                 arrived()
-            own["logits"], own["input"] = _copy(logits), tree_map(_copy, inputs)
+            own["logits"], own["input"] = owned(logits), tree_map(owned, inputs)
             own.pop("_coming", None)
 
     if not TYPE_CHECKING:
@@ -228,7 +228,8 @@ def as_batch(query: Query) -> Inputs:
     return tree_map(lambda tensor: tensor.unsqueeze(0), query.input)
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def owned(tensor: Tensor) -> Tensor:
+    """A copy of one's own on the CPU."""
     # Made in inference mode, the copy could never take part in the forward that learns from a late label.
     with torch.inference_mode(False), torch.no_grad():
         return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
