@@ -59,6 +59,7 @@ def test_a_card_holds_where_it_was_made(card: dict[str, Any]) -> None:
         (("first_batch", "digest"), "0" * 16, "other bits"),
         (("provenance", "model", "weights_hash"), "0" * 64, "weights here are others"),
         (("provenance", "stream", "pixels"), "0" * 64, "pixels here are others"),
+        (("provenance", "stream", "frost"), "elsewhere", "textures of frost here are others"),
     ],
 )
 def test_a_card_that_says_something_else_is_found_out(

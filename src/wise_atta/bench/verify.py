@@ -307,4 +307,10 @@ def _other_inputs(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         a, b = then[part].get(key), now[part].get(key)
         if a is not None and b is not None and a != b:
             found.append(f"the {name} here are others ({b[:12]}, not {a[:12]})")
+    a, b = then["stream"].get("frost"), now["stream"].get("frost")
+    if a is not None and a != b:
+        found.append(
+            f"the textures of frost here are others ({b}, not {a}): the package imagecorruptions brings photographs, "
+            "without it they are procedural"
+        )
     return found
