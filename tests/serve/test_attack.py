@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import os
 import socket
 import struct
+import sys
 import threading
 import time
 from pathlib import Path
@@ -26,6 +28,7 @@ from wise_atta import errors
 from wise_atta.serve import auth
 from wise_atta.serve import ledger as db
 from wise_atta.serve.config import Limits
+from wise_atta.serve.intake import read_npy
 from wise_atta.serve.shield import Patient, Shield
 
 OCTETS = {"content-type": "application/octet-stream"}
@@ -66,6 +69,52 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_an_array_whose_header_lies_is_refused(service: Any, name: str) -> None:
     reply = service[0].post("/predict", content=LIES[name], headers=OCTETS)
     assert reply.status_code == 422, reply.text
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<f4", "<f8", ">f4", "<f2"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_whatever_numpy_writes_is_read(dtype: str, order: Any) -> None:
+    array = np.asarray(np.arange(24).reshape(2, 3, 4, 1), dtype=dtype, order=order)
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    found = read_npy(buffer.getvalue(), 24)
+    assert found.dtype == array.dtype and np.array_equal(found, array)
+
+
+class Cycle:
+    """Garbage whose end lets other threads go on, in the middle of whatever made it be collected."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+    def __del__(self) -> None:
+        time.sleep(0)
+
+
+def test_headers_are_read_in_many_threads_at_once() -> None:
+    data, failed = npy(1), []
+
+    def work() -> None:
+        for _ in range(1000):
+            Cycle()
+            try:
+                read_npy(data, None)
+            except errors.BadInput as error:
+                failed.append(error)
+
+    before, interval = gc.get_threshold(), sys.getswitchinterval()
+    gc.set_threshold(20, 2, 2)
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.set_threshold(*before)
+        sys.setswitchinterval(interval)
+    assert not failed
 
 
 def test_text_that_unpacks_without_end_is_refused(service: Any) -> None:

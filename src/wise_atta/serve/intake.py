@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import base64
 import binascii
 import io
 import math
+import re
 import struct
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,8 @@ from wise_atta.data.models import Preparation
 
 _MAGIC = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG", b"BM": "BMP"}
 KINDS = ("JPEG", "PNG", "WEBP", "BMP", "NPY")
+# An entry in the header of a .npy file: a word, and a type, a truth value or sides.
+_ENTRY = re.compile(r"'(\w+)'\s*:\s*('[^']*'|True|False|\([\d,\s]*\))")
 
 
 class TooLarge(errors.BadInput):
@@ -199,9 +201,11 @@ def read_npy(data: bytes, limit: int | None) -> NDArray[Any]:
         (length,) = struct.unpack(wide, data[size_at:start])
         if length > 4096:
             raise ValueError("the header is too long")
-        header = ast.literal_eval(data[start : start + length].decode("latin1").strip())
-        dtype, shape = np.dtype(header["descr"]), tuple(header["shape"])
-        fortran = bool(header["fortran_order"])
+        header = _header(data[start : start + length].decode("latin1"))
+        dtype, fortran = np.dtype(header["descr"].strip("'")), header["fortran_order"] == "True"
+        if not header["shape"].startswith("("):
+            raise ValueError("sides must be a tuple")
+        shape = tuple(int(side) for side in re.findall(r"\d+", header["shape"]))
         if dtype.kind not in "uf" or dtype.hasobject or not shape or len(shape) > 4:
             raise errors.BadInput(
                 f"a .npy of {str(dtype)[:32]} with {len(shape)} sides: send uint8, or floats in [0, 1]"
@@ -220,6 +224,18 @@ def read_npy(data: bytes, limit: int | None) -> NDArray[Any]:
     if limit is not None and count > limit:
         raise TooLarge("more values in the .npy than a request may hold: send fewer or smaller pictures")
     return array
+
+
+def _header(text: str) -> dict[str, str]:
+    """The three entries of a header, each as it is written.
+
+    Not by `ast.literal_eval`: in Python 3.11 that fails now and then where several threads use it.
+    """
+    text = text.strip().replace('"', "'")
+    found = dict(_ENTRY.findall(text))
+    if not (text.startswith("{") and text.endswith("}")) or set(found) != {"descr", "fortran_order", "shape"}:
+        raise ValueError("the header is not a dictionary of descr, fortran_order and shape")
+    return found
 
 
 def write_npy(array: NDArray[Any]) -> bytes:
