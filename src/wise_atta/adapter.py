@@ -487,8 +487,9 @@ class Adapter:
         oldest = -math.inf if self.late_limit is None else self._number - self.late_limit
         late = [item for item in answered if item.query.batch != out.number]
         stale = [item.id for item in late if item.query.batch < oldest]
-        wait = [item.id for item in late if item.id not in stale][_LATE:]
-        return [item for item in answered if item.id not in (*stale, *wait)], stale
+        timely = [item.id for item in late if item.query.batch >= oldest]
+        left = {*stale, *timely[_LATE:]}
+        return [item for item in answered if item.id not in left], stale
 
     def _labels(self, out: Prediction, forward: Forward, todo: Sequence[Answered]) -> Labels:
         prompt = [item for item in todo if item.query.batch == out.number]
