@@ -128,6 +128,11 @@ def assert_set(hold: threading.Event) -> None:
     assert hold.wait(30)
 
 
+def wait(here: threading.Event, free: threading.Event) -> None:
+    here.set()
+    assert_set(free)
+
+
 def test_a_full_queue_refuses_and_says_when_to_come_back(tmp_path: Path) -> None:
     service = Service(small_model(), settings(tmp_path, max_batch=4, max_queue=8))
     stream = service.streams["default"]
@@ -304,25 +309,36 @@ def test_settings_are_values() -> None:
     assert dataclasses.replace(settings(Path("x")), ratio="1/3").rate.denominator == 3
 
 
+@pytest.mark.parametrize("groups", ["one", "several"])
+@pytest.mark.parametrize("what", ["outcomes", "another"])
 def test_what_the_ledger_could_not_take_is_told_again_before_the_next_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, groups: str
 ) -> None:
     def full(*_: object) -> None:
         raise OperationalError("INSERT", {}, Exception("database or disk is full"))
 
     first = Service(small_model(), settings(tmp_path))
-    stream, hold, learned = first.streams["default"], threading.Event(), threading.Event()
+    stream, hold, learned, free = first.streams["default"], threading.Event(), threading.Event(), threading.Event()
     stream.learner.run(lambda: assert_set(hold))
     for number in range(5):
         send(stream, number)
     with monkeypatch.context() as patch:
-        patch.setattr(service_module, "record", full)
+        if groups == "one":
+            busy = threading.Event()
+            first.ledger.write(lambda session: wait(busy, free))
+            assert_set(busy)
+        if what == "another":
+            first.ledger.write(full)
+        else:
+            patch.setattr(service_module, "record", full)
         stream.learner.run(learned.set)
         hold.set()
         assert_set(learned)
+        last = first.ledger.write(lambda session: None)
+        free.set()
         # Whatever is committed in one group with what fails, fails too.
         with contextlib.suppress(OperationalError):
-            first.ledger.write(lambda session: None).result(30)
+            last.result(30)
     spent = stream.state.spent
     assert spent > 1
     first.close()

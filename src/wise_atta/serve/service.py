@@ -77,8 +77,10 @@ class Stream:
         self.state = make()
         self.tally = Tally()
         self.history = History()
-        # What the ledger has not taken yet, and within which transaction it was tried. For the ledger's thread alone.
-        self._untold: list[tuple[Session, Outcome]] = []
+        # What the ledger has not taken yet, and the write that is on its way to enter it.
+        self._untold: list[Outcome] = []
+        self._telling: Future[list[Outcome]] | None = None
+        self._untold_lock = threading.Lock()
         self.classes = torch.zeros(0)
         self._source = self.state.adapter.classifier.source_flat()
         self.recovered = self._recover()
@@ -215,17 +217,23 @@ class Stream:
 
     def tell(self, outcomes: Sequence[Outcome] = ()) -> Future[list[Outcome]]:
         """Enter outcomes into the ledger, with those that it could not take before: the disk may have been full."""
-        return self.ledger.write(lambda session: self._tell(session, outcomes), self._told)
+        with self._untold_lock:
+            self._untold += outcomes
+            if self._telling is None or self._telling.done():
+                self._telling = self.ledger.write(self._tell, self._told)
+            return self._telling
 
-    def _tell(self, session: Session, outcomes: Sequence[Outcome] = ()) -> list[Outcome]:
-        again = [outcome for tried, outcome in self._untold if tried is not session]
-        self._untold += [(session, outcome) for outcome in outcomes]
-        found = [*again, *outcomes]
+    def _tell(self, session: Session) -> list[Outcome]:
+        with self._untold_lock:
+            # What comes from here on needs another write.
+            self._telling, found = None, list(self._untold)
         record(session, self.name, found)
         return found
 
     def _told(self, outcomes: Sequence[Outcome]) -> None:
-        self._untold = [pair for pair in self._untold if pair[1] not in outcomes]
+        told = set(outcomes)
+        with self._untold_lock:
+            self._untold = [outcome for outcome in self._untold if outcome not in told]
 
     def checkpoint(self) -> None:
         """Write the state and its place in the log. Runs between two events."""
