@@ -145,6 +145,8 @@ class BudgetPaced(Policy):
         return most if behind else 0, most
 
     def _admits(self, score: float, threshold: float, rate: float) -> bool:
+        if self.account.available < 1:
+            return False  # without a draw: whatever comes of it, no label is there to be spent
         if self.ties == "share":
             above, tied = self._scores.rank(score)
             if tied:

@@ -97,11 +97,12 @@ class Policy:
         >>> policy.foresee(), policy.decide(0.0), policy.foresee(), policy.decide(0.0)
         ((0, 0), 0, (1, 1), 1)
         """
-        ahead = copy.copy(self)
-        ahead.account = copy.copy(self.account)
-        units = ahead.account.units(samples)
-        ahead.account.earn(units)
-        return ahead._bounds(want, units)
+        units = self.account.units(samples)
+        self.account.earn(units)
+        try:
+            return self._bounds(want, units)
+        finally:
+            self.account.take_back(units, 0)
 
     def undo(self) -> None:
         """Take back the last `decide`, as if it had not been called. Only one, and only before labels are returned."""

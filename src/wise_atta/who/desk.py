@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor
@@ -45,7 +45,7 @@ class Counts:
     stale: int = 0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class Answered:
     """A question with its class, and the context that was handed in when it was asked."""
 
@@ -63,7 +63,7 @@ class Answered:
         return self.answer.label
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class _Open:
     query: Query
     context: Any
@@ -159,7 +159,7 @@ class Desk:
         self._open: dict[str, _Open] = {}
         self._pending: dict[str, Answered] = {}
         self._closed = Closed(remember)
-        self._counts = Counts()
+        self._counts = asdict(Counts())
         self._arriving: list[str] = []
 
     def __repr__(self) -> str:
@@ -170,7 +170,7 @@ class Desk:
 
     @property
     def counts(self) -> Counts:
-        return self._counts
+        return Counts(**self._counts)
 
     @property
     def open(self) -> list[Query]:
@@ -206,10 +206,12 @@ class Desk:
             new[query.id] = _Open(query, plain(context, f"the context of question {query.id!r}"))
         self._open |= new
         self._arriving += new
-        self._count(asked=len(new))
+        self._counts["asked"] += len(new)
 
     def keep(self) -> None:
         """Take copies of what came with the latest questions, now that they may wait for long."""
+        if not self._arriving:
+            return
         copies: dict[object, Tensor] = {}
 
         def copy(tensor: Tensor) -> Tensor:
@@ -223,11 +225,7 @@ class Desk:
             if (item := self._open.get(query_id) or self._pending.get(query_id)) is None:
                 continue
             item.query.fetch()
-            context = plain(item.context, "context", copy)
-            if query_id in self._open:
-                self._open[query_id] = replace(self._open[query_id], context=context)
-            else:
-                self._pending[query_id] = replace(self._pending[query_id], context=context)
+            item.context = plain(item.context, "context", copy)
         self._arriving = []
 
     def show(self, ids: Iterable[str]) -> None:
@@ -256,20 +254,20 @@ class Desk:
             if answer.label is CANT_TELL:
                 del self._open[query_id]
                 self._closed.add(query_id, CANT_TELL.value)
-                self._count(cant_tell=1)
+                self._counts["cant_tell"] += 1
         for item in new:
             del self._open[item.id]
             self._pending[item.id] = item
-        self._count(answered=len(new))
+        self._counts["answered"] += len(new)
         return new
 
     def learned(self, ids: Iterable[str]) -> None:
         """The labels of these pending questions have been learned; only their labels are remembered from now on."""
-        self._count(learned=self._close(ids))
+        self._counts["learned"] += self._close(ids)
 
     def dismiss(self, ids: Iterable[str]) -> None:
         """The labels of these pending questions came too late and will not be learned."""
-        self._count(stale=self._close(ids))
+        self._counts["stale"] += self._close(ids)
 
     def _close(self, ids: Iterable[str]) -> int:
         ids = list(ids)
@@ -302,21 +300,21 @@ class Desk:
         for query_id in ids:
             unseen += not self._open.pop(query_id).shown
             self._closed.add(query_id, _EXPIRED)
-        self._count(expired=len(ids))
+        self._counts["expired"] += len(ids)
         return ids, unseen
 
     def reset(self) -> None:
         """Forget everything, counts included."""
         self._open, self._pending, self._arriving = {}, {}, []
         self._closed = Closed(self._closed.remember)
-        self._counts = Counts()
+        self._counts = asdict(Counts())
 
     def state_dict(self) -> dict[str, Any]:
         """Everything but the options, as tensors and plain values."""
         self.keep()
         return {
             "classes": self.classes,
-            "counts": asdict(self._counts),
+            "counts": dict(self._counts),
             "open": [
                 {"query": pack_query(item.query), "context": item.context, "shown": item.shown}
                 for item in self._open.values()
@@ -350,7 +348,7 @@ class Desk:
             raise errors.StateMismatch(f"the state is damaged: its questions do not add up to {counts}")
         self._open, self._pending, self._arriving = opened, pending, []
         self._closed = closed
-        self._counts = counts
+        self._counts = asdict(counts)
 
     def _read(self, answers: Mapping[str, AnswerLike]) -> dict[str, Answer]:
         """The answers that say something about an open question; raises on the first that is wrong."""
@@ -390,9 +388,5 @@ class Desk:
     def _show(self, query_id: str) -> None:
         item = self._open.get(query_id)
         if item is not None and not item.shown:
-            self._open[query_id] = replace(item, shown=True)
-            self._count(shown=1)
-
-    def _count(self, **more: int) -> None:
-        if any(more.values()):
-            self._counts = replace(self._counts, **{name: getattr(self._counts, name) + n for name, n in more.items()})
+            item.shown = True
+            self._counts["shown"] += 1
