@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 from wise_atta import cli, errors
 from wise_atta.bench import run as runs
+from wise_atta.bench import verify as verify_module
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, read_cards, read_mapping
 from wise_atta.bench.record import write_cards
-from wise_atta.bench.verify import add_spread, once, put_spreads, spread, summarise, verify
+from wise_atta.bench.verify import add_spread, borrowed, measured, once, put_spreads, spread, summarise, verify
 
 ONE = Experiment(
     data="digits+c",
@@ -123,6 +124,39 @@ def test_a_spread_is_that_of_nudged_runs(card: dict[str, Any]) -> None:
         spread(ONE, runs=1)
 
 
+def test_a_spread_reaches_to_the_run_itself_where_that_comes_out_the_same(
+    card: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = card["results"]["error"]
+    monkeypatch.setattr(verify_module, "spread", lambda *_, **__: summarise([error - 2, error - 1.9]))
+    assert measured(card)["high"] == error
+    elsewhere = changed(card, "results", "error", value=error + 5)
+    assert measured(elsewhere)["high"] < error - 1, "a card that was made elsewhere"
+
+
+def test_a_card_borrows_the_width_of_a_spread_from_another_seed(card: dict[str, Any], tmp_path: Path) -> None:
+    def other(digest: str, **fields: Any) -> dict[str, Any]:
+        bare = {name: value for name, value in card.items() if name != "spread"}
+        return bare | {"digest": digest, "experiment": card["experiment"] | fields}
+
+    width = card["spread"]["high"] - card["spread"]["low"]
+    sister, stranger = other("a" * 12, seed=41), other("b" * 12, seed=41, ratio=0.1)
+    found = borrowed([card, sister, stranger])
+    error = card["results"]["error"]
+    assert list(found) == ["a" * 12]
+    assert found["a" * 12] == {"nudge": 1e-7, "of": card["digest"], "low": error - width, "high": error + width}
+    write_cards(tmp_path / "cards.json", [card, sister, stranger])
+    done = CliRunner().invoke(cli.app, ["spread", str(tmp_path), "--borrow"])
+    assert done.exit_code == 0 and "2 of 3 cards have a spread" in done.stdout
+    kept = read_cards(tmp_path)
+    assert kept == [card, sister | {"spread": found["a" * 12]}, stranger]
+    assert borrowed(kept) == found, "what was borrowed is lent to nobody, and is borrowed anew"
+    far = changed({**card, "spread": {**found["a" * 12], "low": 0.0, "high": 0.1}}, "provenance", "device", value="xpu")
+    assert f"as wide as that of {card['digest']}" in str(verify(far))
+    both = CliRunner().invoke(cli.app, ["spread", str(tmp_path), "--borrow", "--from", str(tmp_path / "cards.json")])
+    assert both.exit_code != 0 and "give one" in str(both.exception)
+
+
 def test_a_nudge_moves_every_weight_by_its_last_bits_and_leaves_the_model_alone() -> None:
     module = torch.nn.Linear(40, 30)
     before = module.weight.detach().clone()
@@ -158,8 +192,8 @@ def test_the_command_adds_spreads_to_all_cards_of_a_file_at_once(card: dict[str,
     write_cards(tmp_path / "a" / "cards.json", [bare, {**bare, "digest": "f" * 12}])
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "card.json").write_text(json.dumps(bare))
-    measured = CliRunner().invoke(cli.app, ["spread", str(tmp_path / "a" / "cards.json"), "--runs", "3"])
-    assert measured.exit_code == 0 and "2 of 2 cards have a spread" in measured.stdout
+    done = CliRunner().invoke(cli.app, ["spread", str(tmp_path / "a" / "cards.json"), "--runs", "3"])
+    assert done.exit_code == 0 and "2 of 2 cards have a spread" in done.stdout
     assert [one["spread"] for one in read_cards(tmp_path / "a")] == [card["spread"]] * 2
     known = CliRunner().invoke(cli.app, ["spread", str(tmp_path / "a"), "--runs", "3"])
     assert known.exit_code == 0 and known.stderr == "", "a spread is not measured twice"

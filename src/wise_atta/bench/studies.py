@@ -20,7 +20,7 @@ from wise_atta.bench.run import pick_device
 from wise_atta.bench.sweep import Places, expand, sweep, table
 from wise_atta.bench.terminal import left_out, watched
 from wise_atta.bench.tune import LEARNING_RATES, lay_out, tune
-from wise_atta.bench.verify import put_spreads, spread, verify
+from wise_atta.bench.verify import borrowed, measured, put_spreads, verify
 
 app = typer.Typer(help="Studies over many runs.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -222,9 +222,13 @@ def verify_command(
 def spread_command(
     files: Annotated[list[Path], typer.Argument(help="Cards, lists of cards, or folders of them; they are changed.")],
     runs: Annotated[int, typer.Option(min=2, help="How many runs with weights moved by 1e-7.")] = 10,
-    measured: Annotated[
+    measured_in: Annotated[
         Path | None, typer.Option("--from", help="Take spreads from this file, {DIGEST: SPREAD}, and run nothing.")
     ] = None,
+    borrow: Annotated[
+        bool,
+        typer.Option("--borrow", help="Run nothing: cards without one get the width of another seed's, marked `of`."),
+    ] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure those that are known as well.")] = False,
     data: Data = None,
     weights: Weights = None,
@@ -234,17 +238,23 @@ def spread_command(
 
     Cards elsewhere are held to it by `wise-atta verify`. A spread of as many runs is not measured twice.
 
-    Examples: wise-atta spread runs/delay/cards.json, wise-atta spread docs/results --from spreads.json
+    Examples: wise-atta spread runs/delay/cards.json, wise-atta spread docs/results --from spreads.json, wise-atta
+    spread docs/results --borrow
     """
-    found: dict[str, Any] = {} if measured is None else read_json(measured)
+    if borrow and measured_in is not None:
+        raise errors.BadConfig("--borrow and --from both say where spreads come from: give one")
+    found: dict[str, Any] = {} if measured_in is None else read_json(measured_in)
+    listed = [file for place in files for file in card_files(place)]
+    if borrow:
+        found = borrowed([card for file in listed for card in read_cards(file)])
     problems = []
-    for file in [file for place in files for file in card_files(place)]:
+    for file in listed:
         cards = read_cards(file)
-        for card in cards if measured is None else ():
-            digest, known = str(card["digest"]), card.get("spread")
-            if digest in found or (known is not None and len(known["errors"]) >= runs and not again):
+        for card in () if borrow or measured_in is not None else cards:
+            digest, known = str(card["digest"]), card.get("spread", {})
+            if digest in found or (len(known.get("errors", ())) >= runs and not again):
                 continue
-            found[digest] = spread(Experiment.parse(card["experiment"]), runs=runs, data=data, weights=weights)
+            found[digest] = measured(card, runs=runs, data=data, weights=weights)
             # Each at once: an interruption costs one.
             problems += put_spreads(file, {digest: found[digest]})
             if not quiet:
