@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,10 @@ def test_every_command_has_help(command: str) -> None:
     assert command in call("--help")
     shown = CliRunner().invoke(cli.app, [command, "--help"])
     assert shown.exit_code == 0 and "Usage" in shown.stdout
+
+
+def test_version_is_the_one_that_is_installed() -> None:
+    assert call("--version") == f"wise-atta {metadata.version('wise-atta')}\n"
 
 
 def test_help_teaches_by_example() -> None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from wise_atta import errors, typed
+from wise_atta import __version__, errors, typed
 
 # This file is loaded before anything is said, so all that is large is imported where it is used.
 try:
@@ -77,8 +77,17 @@ def exit_code(error: errors.WiseAttaError) -> int:
     return 1
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"wise-atta {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which version this is.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from. May stand anywhere.")] = False,
 ) -> None:
     pass
