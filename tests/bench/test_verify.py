@@ -157,6 +157,17 @@ def test_a_card_borrows_the_width_of_a_spread_from_another_seed(card: dict[str, 
     assert both.exit_code != 0 and "give one" in str(both.exception)
 
 
+def test_what_of_an_error_is_chance_is_shown_over_seeds(card: dict[str, Any], tmp_path: Path) -> None:
+    def seeded(seed: int, error: float, nudged: list[float]) -> dict[str, Any]:
+        fields = {"digest": f"{seed:012}", "experiment": card["experiment"] | {"seed": seed}}
+        return {**card, **fields, "results": card["results"] | {"error": error}, "spread": summarise(nudged)}
+
+    write_cards(tmp_path / "cards.json", [seeded(1, 10.0, [8.0, 10.0]), seeded(2, 12.0, [10.0, 14.0])])
+    shown = CliRunner().invoke(cli.app, ["spread", str(tmp_path), "--show"])
+    # Means of 9 and 12; variances of 2 and 8, so a deviation of √5.
+    assert shown.exit_code == 0 and shown.stdout.splitlines()[2:] == ["| tent |  | 2 | 11.00 | 10.50 | 2.24 |"]
+
+
 def test_a_nudge_moves_every_weight_by_its_last_bits_and_leaves_the_model_alone() -> None:
     module = torch.nn.Linear(40, 30)
     before = module.weight.detach().clone()

@@ -20,7 +20,7 @@ from wise_atta.bench.run import pick_device
 from wise_atta.bench.sweep import Places, expand, sweep, table
 from wise_atta.bench.terminal import left_out, watched
 from wise_atta.bench.tune import LEARNING_RATES, lay_out, tune
-from wise_atta.bench.verify import borrowed, measured, put_spreads, verify
+from wise_atta.bench.verify import borrowed, chance_table, measured, put_spreads, verify
 
 app = typer.Typer(help="Studies over many runs.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -229,6 +229,9 @@ def spread_command(
         bool,
         typer.Option("--borrow", help="Run nothing: cards without one get the width of another seed's, marked `of`."),
     ] = False,
+    show: Annotated[
+        bool, typer.Option("--show", help="Change nothing: print errors beside the means of their nudged runs.")
+    ] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure those that are known as well.")] = False,
     data: Data = None,
     weights: Weights = None,
@@ -241,10 +244,13 @@ def spread_command(
     Examples: wise-atta spread runs/delay/cards.json, wise-atta spread docs/results --from spreads.json, wise-atta
     spread docs/results --borrow
     """
-    if borrow and measured_in is not None:
-        raise errors.BadConfig("--borrow and --from both say where spreads come from: give one")
+    if borrow + show + (measured_in is not None) > 1:
+        raise errors.BadConfig("--borrow, --from and --show exclude each other: give one")
     found: dict[str, Any] = {} if measured_in is None else read_json(measured_in)
     listed = [file for place in files for file in card_files(place)]
+    if show:
+        typer.echo(chance_table([card for file in listed for card in read_cards(file)]))
+        return
     if borrow:
         found = borrowed([card for file in listed for card in read_cards(file)])
     problems = []

@@ -20,6 +20,7 @@ from wise_atta.bench.experiment import Experiment, check_version, read_cards
 from wise_atta.bench.hold import Shelf
 from wise_atta.bench.record import write_cards, write_json
 from wise_atta.bench.run import NUDGE, Recorder, build, make_card, pick_device, settings
+from wise_atta.bench.table import markdown
 
 # How close the first batch's logits must be on another device, relative to the largest of them. Not to 1 where all are
 # smaller: roid's corrected prior divides logits by the number of classes, and 1e-4 would be a twentieth of them.
@@ -142,6 +143,24 @@ def _family(card: Mapping[str, Any]) -> str:
     experiment = Experiment.parse(card["experiment"])
     stream = {name: value for name, value in experiment.stream.items() if name != "seed"}
     return experiment.model_copy(update={"seed": 0, "stream": stream}).digest
+
+
+def chance_table(cards: Sequence[Mapping[str, Any]]) -> str:
+    """What of the cards' errors is chance: a line an experiment, over its seeds, from the spreads that were measured."""
+    families: dict[str, list[Mapping[str, Any]]] = {}
+    for card in cards:
+        if "errors" in card.get("spread", {}):
+            families.setdefault(_family(card), []).append(card)
+    lines = []
+    for kin in families.values():
+        experiment = Experiment.parse(kin[0]["experiment"])
+        spreads = [card["spread"] for card in kin]
+        chance = float(np.sqrt(np.mean([known["deviation"] ** 2 for known in spreads])))
+        name = experiment.tag or experiment.name.removesuffix(f"-s{experiment.seed}")
+        numbers = np.mean([card["results"]["error"] for card in kin]), np.mean([known["mean"] for known in spreads])
+        delay = str(experiment.delay) if experiment.delay else ""
+        lines.append([name, delay, str(len(kin)), *(f"{number:.2f}" for number in (*numbers, chance))])
+    return markdown(["experiment", "delay", "seeds", "error %", "of nudged runs %", "their deviation"], lines)
 
 
 def put_spreads(file: Path, spreads: Mapping[str, Mapping[str, Any]]) -> list[str]:
