@@ -15,7 +15,7 @@ LONG_AGO = 30.0
 
 
 def job(age: float = 0.0) -> Job:
-    picture: Sample = object()  # type: ignore[assignment]  # nothing looks at it here
+    picture = Sample("PNG", bytes(10), torch.zeros(1))
     return Job("request", [picture], at=time.monotonic() - age)
 
 
@@ -65,3 +65,16 @@ def test_however_far_behind_a_picture_does_not_wait_when_no_others_come() -> Non
     batcher.submit(old)
     assert closed.get(timeout=60) == [old]
     batcher.close()
+
+
+def test_heavy_pictures_do_not_make_one_row_that_the_log_cannot_take() -> None:
+    closed: queue.Queue[list[Job]] = queue.Queue()
+    batcher = Batcher(closed.put, max_batch=64, max_wait_ms=20_000, max_queue=100, max_bytes=25)
+    heavy = Job("heavy", [Sample("PNG", bytes(40), torch.zeros(1))])
+    jobs = [*(job() for _ in range(3)), heavy, *(job() for _ in range(2))]
+    for each in jobs:
+        batcher.submit(each)
+    batcher.close()
+    groups = [closed.get(timeout=10) for _ in range(closed.qsize())]
+    assert [sum(each.size for each in group) for group in groups] == [20, 10, 40, 20]
+    assert [each for group in groups for each in group] == jobs

@@ -172,7 +172,9 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
 
     def feed(events: list[Event]) -> None:
         for event in events:
-            service.streams[event.stream].learner.feed(event)
+            # A stream that is not served now takes it from its log once it is.
+            if event.stream in service.streams:
+                service.streams[event.stream].learner.feed(event)
 
     # -- predicting ---------------------------------------------------------------------------------------------
 
@@ -455,8 +457,12 @@ async def _samples(request: Request, service: Service, pool: ThreadPoolExecutor)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     intake, loop = service.intake, asyncio.get_running_loop()
     if kind == "multipart/form-data":
-        async with request.form(max_files=service.settings.max_batch, max_fields=8) as form:
-            files = [await value.read() for _, value in form.multi_items() if isinstance(value, UploadFile)]
+        try:
+            async with request.form(max_files=service.settings.max_batch, max_fields=8) as form:
+                files = [await value.read() for _, value in form.multi_items() if isinstance(value, UploadFile)]
+        except OSError as error:
+            # What is large waits in a temporary file until all of it is there.
+            raise HTTPException(503, "there is no room for large uploads", {"Retry-After": "5"}) from error
         return await loop.run_in_executor(pool, intake.files, files)
     body = await request.body()
     if kind == "application/json":

@@ -47,6 +47,11 @@ class Job:
     future: Future[Reply] = field(default_factory=Future)
     at: float = field(default_factory=time.monotonic)
 
+    @property
+    def size(self) -> int:
+        """Bytes of its pictures as received."""
+        return sum(len(sample.data) for sample in self.samples)
+
     def __post_init__(self) -> None:
         # The client may hang up; its pictures are part of the stream all the same.
         self.future.set_running_or_notify_cancel()
@@ -61,6 +66,9 @@ class Batcher:
         Gets the jobs of a micro-batch and sees to it that each of their futures is settled, now or later.
     max_batch, max_wait_ms
         When a micro-batch closes.
+    max_bytes
+        What the pictures of a micro-batch weigh together; a request that is heavier goes alone. They become one row of
+        the log, and a server that is sent a gigabyte at once hangs up.
     behind
         How many micro-batches wait to be learned. While some do and pictures keep coming, a micro-batch stays open for
         twice `max_wait_ms`: fewer, larger ones cost the learner less.
@@ -77,6 +85,7 @@ class Batcher:
         max_batch: int,
         max_wait_ms: float,
         max_queue: int,
+        max_bytes: int = 2**25,
         behind: Callable[[], int] = lambda: 0,
         name: str = "batcher",
     ) -> None:
@@ -85,6 +94,7 @@ class Batcher:
         self.max_batch = max_batch
         self.max_wait = max_wait_ms / 1000
         self.max_queue = max_queue
+        self.max_bytes = max_bytes
         self.under_way = 0
         self._jobs: deque[Job] = deque()
         self._more = threading.Condition()
@@ -142,11 +152,13 @@ class Batcher:
                 left = until - time.monotonic()
                 if left <= 0 or not self._more.wait(left):
                     break
-            jobs, count = [self._jobs.popleft()], 0
-            count = len(jobs[0].samples)
-            while self._jobs and count + len(self._jobs[0].samples) <= self.max_batch:
+            jobs = [self._jobs.popleft()]
+            count, size = len(jobs[0].samples), jobs[0].size
+            while self._jobs:
+                count, size = count + len(self._jobs[0].samples), size + self._jobs[0].size
+                if count > self.max_batch or size > self.max_bytes:
+                    break
                 jobs.append(self._jobs.popleft())
-                count += len(jobs[-1].samples)
             return jobs
 
     def _waiting(self) -> int:

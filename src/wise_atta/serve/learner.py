@@ -18,6 +18,8 @@ _NICE = 5
 # Whoever learns holds the graph of a whole batch: no more do so at a time than there are processors, however many
 # streams there are.
 _TURNS = threading.BoundedSemaphore(os.cpu_count() or 1)
+# The least time after which a checkpoint that could not be written is tried again.
+_AGAIN_S = 1.0
 _log = logging.getLogger("wise_atta.serve")
 
 
@@ -91,6 +93,11 @@ class Learner:
     def run(self, task: Callable[[], None]) -> None:
         """Do something between two events."""
         self._queue.put(task)
+
+    def unsaved(self) -> None:
+        """A checkpoint could not be written, so another one is due, though not at once. Runs between two events."""
+        self._since += 1
+        self._saved = max(self._saved, time.monotonic() + _AGAIN_S - self.checkpoint_s)
 
     def close(self) -> None:
         """Learn what is waiting, write a checkpoint, and stop."""

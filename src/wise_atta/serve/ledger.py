@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import json
+import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
@@ -34,10 +36,11 @@ from sqlalchemy import (
     func,
     select,
     text,
+    update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from wise_atta import errors
@@ -45,6 +48,9 @@ from wise_atta.serve.state import Event
 
 T = TypeVar("T")
 _LOCK_S = 5.0
+# How many names one statement holds: databases have a limit, some of them at 32766.
+_NAMES = 1000
+_log = logging.getLogger("wise_atta.serve")
 # SQLite counts up a key only if its type is exactly INTEGER.
 _Key = BigInteger().with_variant(Integer, "sqlite")
 
@@ -191,7 +197,7 @@ class Busy(errors.WiseAttaError):
 
 
 class Lost(errors.WiseAttaError):
-    """The connection that keeps other services out is gone, and with it the right to write."""
+    """Nothing is written any more: the writing thread has ended, or the connection that keeps other services out."""
 
 
 class _Work(Generic[T]):
@@ -223,7 +229,8 @@ class Ledger:
         self.url = url
         self._lock: IO[bytes] | Connection | None = None
         self._writing = _engine(url, "BEGIN IMMEDIATE")
-        self._reading = _engine(url, "BEGIN")
+        # Whoever reads sees one moment, as with SQLite by itself: a log must not be cut while somebody goes through it.
+        self._reading = _engine(url, "BEGIN", isolation_level="REPEATABLE READ")
         self.is_sqlite = self._writing.dialect.name == "sqlite"
         try:
             _make_private(self._writing.url)
@@ -236,6 +243,7 @@ class Ledger:
                 raise errors.BadConfig(f"the database cannot be opened: {error}") from error
             raise
         self._work: queue.SimpleQueue[_Work[Any] | None] = queue.SimpleQueue()
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
         self._thread.start()
         self.groups = 0
@@ -250,6 +258,8 @@ class Ledger:
         """Let the writing thread run `work` and commit it; `then` is called after that, in the order of commits."""
         item = _Work(work, then)
         self._work.put(item)
+        if self._ended:
+            self._refuse()
         return item.future
 
     @property
@@ -282,16 +292,32 @@ class Ledger:
         self._reading.dispose()
 
     def _run(self) -> None:
-        last = False
-        while not last:
-            group = [self._work.get()]
-            while len(group) < 256:
-                try:
-                    group.append(self._work.get_nowait())
-                except queue.Empty:
-                    break
-            last = None in group
-            self._commit([item for item in group if item is not None])
+        group: list[_Work[Any] | None] = []
+        try:
+            while None not in group:
+                group = [self._work.get()]
+                while len(group) < 256:
+                    try:
+                        group.append(self._work.get_nowait())
+                    except queue.Empty:
+                        break
+                self._commit([item for item in group if item is not None])
+        except Exception:
+            # What was committed has not taken effect, and what comes after it must not: a restart begins from the log.
+            _log.exception("the ledger has stopped")
+        finally:
+            self._ended = True
+            self._refuse(item for item in group if item is not None and not item.future.done())
+
+    def _refuse(self, items: Iterable[_Work[Any]] = ()) -> None:
+        """Tell whoever waits, for these or in the queue, that nobody writes any more."""
+        left: list[_Work[Any] | None] = [*items]
+        with contextlib.suppress(queue.Empty):
+            while True:
+                left.append(self._work.get_nowait())
+        for item in left:
+            if item is not None:
+                item.future.set_exception(Lost("the ledger has stopped: restart the service"))
 
     def _commit(self, group: Sequence[_Work[Any]]) -> None:
         done: list[tuple[_Work[Any], Any]] = []
@@ -301,11 +327,14 @@ class Ledger:
                 for item in group:
                     try:
                         with session.begin_nested():
-                            done.append((item, item.write(session)))
-                    except SQLAlchemyError:
-                        raise
+                            result = item.write(session)
                     except Exception as error:  # handed to whoever waits for it
+                        # What the database refuses is this one's fault. Anything else may have taken back them all.
+                        if isinstance(error, SQLAlchemyError) and not isinstance(error, DataError | IntegrityError):
+                            raise
                         failed.append((item, error))
+                    else:
+                        done.append((item, result))
         except Exception as error:
             done, failed = [], [(item, error) for item in group]
         self.groups += 1
@@ -351,9 +380,13 @@ def lock_file(lock: IO[bytes], path: Path) -> None:
         raise Busy(f"{path} is in use by another service: stop that one, or give another database") from error
 
 
-def _engine(url: str, begin: str) -> Engine:
+def _engine(url: str, begin: str, isolation_level: str = "READ COMMITTED") -> Engine:
+    # Errors are logged, and what was to be written holds pictures and names.
+    options: dict[str, Any] = {"hide_parameters": True}
+    if not url.startswith("sqlite"):
+        options["isolation_level"] = isolation_level
     try:
-        engine = create_engine(url, json_serializer=lambda value: json.dumps(value, separators=(",", ":")))
+        engine = create_engine(url, json_serializer=lambda value: json.dumps(value, separators=(",", ":")), **options)
     except ModuleNotFoundError as error:
         raise errors.MissingExtra(f"{error.name} is not there: pip install 'wise-atta[postgres]'") from error
     except ArgumentError as error:
@@ -429,6 +462,22 @@ def log(
 def notice(session: Session, stream: str | None, kind: str, **body: Any) -> None:
     """Note something for the people who look after the service."""
     session.add(Notice(stream=stream, at=time.time(), kind=kind, body=body))
+
+
+def move(session: Session, stream: str, ids: Collection[str], state: str) -> None:
+    """Let questions be in a state."""
+    for some in portions(ids):
+        session.execute(update(Question).where(Question.stream == stream, Question.id.in_(some)).values(state=state))
+
+
+def portions(names: Iterable[T]) -> Iterator[list[T]]:
+    """As many at a time as one statement can name.
+
+    >>> [len(some) for some in portions(range(2500))]
+    [1000, 1000, 500]
+    """
+    left = iter(names)
+    return iter(lambda: list(itertools.islice(left, _NAMES)), [])
 
 
 def recipes(session: Session, stream: str, since: float) -> set[str]:

@@ -217,7 +217,10 @@ def review(session: Session, ids: Sequence[int], accept: bool) -> list[Event]:
         state = "open" if not accept else "cant_tell" if row.label is None else "answered"
         row.status = "accepted" if accept else "rejected"
         session.execute(
-            update(Question).where(Question.stream == row.stream, Question.id == row.query).values(state=state)
+            update(Question)
+            # It may have expired meanwhile, and stays so.
+            .where(Question.stream == row.stream, Question.id == row.query, Question.state == "held")
+            .values(state=state)
         )
         if accept:
             events.setdefault(row.stream, {})[row.query] = {"label": row.label, "by": row.by}

@@ -118,15 +118,16 @@ def restore(copy: Path, url: str) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
     with held.open("wb") as lock:
         db.lock_file(lock, target)
+        unfinished = target.with_name(f"{target.name}.part")
+        unfinished.touch(mode=0o600)
+        # Before the old one goes: should there be no room for the copy, nothing has changed.
+        shutil.copyfile(copy, unfinished)
         aside = target.with_name(f"{target.name}.before-{time.strftime('%Y%m%d-%H%M%S')}")
         # What SQLite has not moved into the file yet belongs to the old one: left behind, it would spoil the new one.
         for end in ("", "-wal", "-shm"):
             old = Path(f"{target}{end}")
             if old.exists():
                 old.rename(f"{aside}{end}")
-        unfinished = target.with_name(f"{target.name}.part")
-        unfinished.touch(mode=0o600)
-        shutil.copyfile(copy, unfinished)
         unfinished.rename(target)
     return aside
 

@@ -87,14 +87,17 @@ def revoke(stream: Stream, *, by: str | None = None, queries: Sequence[str] | No
     after = stream.make()
     after.load_state_dict(state)
     saved, seq = pack(after.state_dict()), after.position
+    # Without their answers some may have come to their end, and nobody could answer them any more.
+    still = {query.id for query in after.adapter.open} | set(after.audit.open)
 
     def write(session: Session) -> None:
-        session.execute(update(Reply).where(Reply.id.in_(ids)).values(status="revoked"))
-        here = Question.stream == stream.name
-        session.execute(update(Question).where(here, Question.id.in_(names)).values(state="open"))
-        session.execute(update(Question).where(here, Question.id.in_(relearn)).values(state="answered"))
-        forgotten = [*names, *relearn]
-        session.execute(delete(Learned).where(Learned.stream == stream.name, Learned.query.in_(forgotten)))
+        for some in db.portions(ids):
+            session.execute(update(Reply).where(Reply.id.in_(some)).values(status="revoked"))
+        db.move(session, stream.name, names & still, "open")
+        db.move(session, stream.name, names - still, "expired")
+        db.move(session, stream.name, relearn, "answered")
+        for forgotten in db.portions([*names, *relearn]):
+            session.execute(delete(Learned).where(Learned.stream == stream.name, Learned.query.in_(forgotten)))
         # Later checkpoints have learned what is revoked: nothing may start from them again.
         later = Checkpoint.stream == stream.name, Checkpoint.seq >= first
         session.execute(delete(Checkpoint).where(*later))
@@ -181,6 +184,8 @@ def _approximate(
     relearn = [name for name in later if name not in names]
     if desk is not None:
         relearn = _unlearn(session, stream.name, desk, names, relearn)
+        # People have seen what is open again: should it expire, its label is not returned.
+        state["shown"] = [item["query"]["id"] for item in desk["open"] if item["shown"]]
     audit = state["audit"]
     for row in rows:
         question = session.get(Question, (stream.name, row.query))

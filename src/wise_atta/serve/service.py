@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-from sqlalchemy import func, select, update
+from sqlalchemy import exists, func, select, update
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 from torch import Tensor
 
@@ -23,7 +26,7 @@ from wise_atta.serve.config import Settings, build, class_names
 from wise_atta.serve.history import History
 from wise_atta.serve.intake import Intake
 from wise_atta.serve.learner import Learner
-from wise_atta.serve.ledger import Charge, Learned, Ledger, Question
+from wise_atta.serve.ledger import Charge, Learned, Ledger, Notice, Question
 from wise_atta.serve.ledger import Reply as AnswerRow
 from wise_atta.serve.state import Audit, Event, Outcome, State, best_guesses, pack, unpack
 from wise_atta.who.query import pack_query
@@ -31,6 +34,7 @@ from wise_atta.who.query import pack_query
 T = TypeVar("T")
 # How many waiting batches keep their pixels.
 _READY = 8
+_log = logging.getLogger("wise_atta.serve")
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +104,7 @@ class Stream:
             max_batch=settings.max_batch,
             max_wait_ms=settings.max_wait_ms,
             max_queue=settings.max_queue,
+            max_bytes=settings.limits.body,
             behind=lambda: self.learner.waiting,
             name=f"batcher {name}",
         )
@@ -130,6 +135,9 @@ class Stream:
         samples = [sample for job in jobs for sample in job.samples]
         inputs = torch.stack([sample.pixels for sample in samples])
         logits, version = self.infer(inputs)
+        if not bool(logits.isfinite().all()):
+            self._part(jobs, logits)
+            return
         probabilities = logits.double().softmax(dim=1)
         body = {
             "requests": [[job.request, len(job.samples)] for job in jobs],
@@ -164,6 +172,20 @@ class Stream:
                     job.future.set_exception(problem)
 
         self.ledger.write(write, reply).add_done_callback(settle)
+
+    def _part(self, jobs: list[Job], logits: Tensor) -> None:
+        """Refuse the requests with a picture that even the source has no number for, and answer the others."""
+        sound: list[Job] = []
+        for job, rows in zip(jobs, logits.split([len(job.samples) for job in jobs]), strict=True):
+            bad = (~rows.isfinite().all(dim=1)).nonzero().flatten().tolist()
+            if bad:
+                job.future.set_exception(
+                    errors.BadInput(f"the model gives NaN or Inf for pictures {bad}: leave them out")
+                )
+            else:
+                sound.append(job)
+        if sound:
+            self._answer(sound)
 
     def _count(self, jobs: Sequence[Job], event: Event, logits: Tensor, probabilities: Tensor) -> None:
         tally, count = self.tally, len(logits)
@@ -249,7 +271,16 @@ class Stream:
             self._told(told)
             self._sweep()
 
-        self.ledger.write(write, then)
+        def settle(written: Future[list[Outcome]]) -> None:
+            problem = written.exception()
+            if problem is not None:
+                # Where no event follows there is no other occasion, and people wait for the questions told with it.
+                self.learner.run(self.learner.unsaved)
+                _log.error(
+                    "stream %s: a checkpoint could not be written; it will be tried again", self.name, exc_info=problem
+                )
+
+        self.ledger.write(write, then).add_done_callback(settle)
 
     def _sweep(self) -> Future[bool]:
         return self.ledger.write(lambda session: db.sweep(session, self.name), self._again)
@@ -332,8 +363,10 @@ class Stream:
         """Answer, learn and save what is under way."""
         self.batcher.close()
         self.learner.close()
-        while self.ledger.alive and not self.ledger.lost and self._sweep().result():
-            pass
+        # What is not deleted now will be after the next checkpoint.
+        with contextlib.suppress(SQLAlchemyError, db.Lost):
+            while self._sweep().result():
+                pass
 
 
 def record(session: Session, stream: str, outcomes: Sequence[Outcome]) -> None:
@@ -370,22 +403,21 @@ def record(session: Session, stream: str, outcomes: Sequence[Outcome]) -> None:
         )
         learned = [{"stream": stream, "query": name, "seq": outcome.seq, "at": now} for name in outcome.learned]
         db.insert_new(session, Learned, learned)
-        _move(session, stream, outcome.learned, "learned")
-        _move(session, stream, outcome.expired, "expired")
-        if outcome.late:
-            _move(session, stream, outcome.late, "expired")
+        db.move(session, stream, outcome.learned, "learned")
+        db.move(session, stream, [*outcome.expired, *outcome.late], "expired")
+        for late in db.portions(outcome.late):
             session.execute(
                 update(AnswerRow)
-                .where(AnswerRow.stream == stream, AnswerRow.query.in_(outcome.late), AnswerRow.status == "accepted")
+                .where(AnswerRow.stream == stream, AnswerRow.query.in_(late), AnswerRow.status == "accepted")
                 .values(status="late")
             )
-        if outcome.tripped is not None:
+        if outcome.tripped is not None and not _is_noted(session, stream, outcome.seq):
             db.notice(session, stream, "guard", why=outcome.tripped, seq=outcome.seq)
 
 
-def _move(session: Session, stream: str, ids: Sequence[str], state: str) -> None:
-    if ids:
-        session.execute(update(Question).where(Question.stream == stream, Question.id.in_(ids)).values(state=state))
+def _is_noted(session: Session, stream: str, seq: int) -> bool:
+    found = Notice.stream == stream, Notice.kind == "guard", Notice.body["seq"].as_integer() == seq
+    return bool(session.scalar(select(exists().where(*found))))
 
 
 class Service:
@@ -416,12 +448,12 @@ class Service:
         try:
             for name in settings.streams:
                 self.streams[name] = Stream(name, self._make, settings, self.ledger)
+            for stream in self.streams.values():
+                kind = "recovered" if stream.recovered else "start"
+                stream.note(kind, replayed=stream.recovered, recipe=settings.recipe)
         except BaseException:
             self.close()
             raise
-        for stream in self.streams.values():
-            kind = "recovered" if stream.recovered else "start"
-            stream.note(kind, replayed=stream.recovered, recipe=settings.recipe)
         self.ready = True
 
     def _make(self) -> State:

@@ -290,7 +290,6 @@ class State:
             inputs = torch.stack([self.intake.restore(kind, data) for kind, data in event.samples()])
         try:
             out = self.adapter.predict(Batch(inputs.to(self.adapter.classifier.device), ids=names))
-            step = self.adapter.learn(out)
         except errors.WiseAttaError as error:
             # The adapter is as it was, and will be so again in every replay.
             return Outcome(event.seq, asked, failed=str(error))
@@ -298,6 +297,11 @@ class State:
             row = query.index
             source = event.samples()[row]
             asked.append(Asked(query.id, row, names[row], False, best_guesses(query.logits[None])[0], *source, query))
+        try:
+            step = self.adapter.learn(out)
+        except errors.WiseAttaError as error:
+            # Nothing was learned, but what was asked is asked and paid for.
+            return Outcome(event.seq, asked, failed=str(error))
         refunded = [name for name in step.expired if name not in self._shown]
         for name in step.expired:
             self._shown.pop(name, None)
