@@ -146,7 +146,7 @@ def _family(card: Mapping[str, Any]) -> str:
 
 
 def chance_table(cards: Sequence[Mapping[str, Any]]) -> str:
-    """What of the cards' errors is chance: a line an experiment, over its seeds, from the spreads that were measured."""
+    """What of the cards' errors is chance: a line an experiment, over its seeds, from measured spreads."""
     families: dict[str, list[Mapping[str, Any]]] = {}
     for card in cards:
         if "errors" in card.get("spread", {}):
