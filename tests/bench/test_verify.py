@@ -16,7 +16,8 @@ from wise_atta import cli, errors
 from wise_atta.bench import run as runs
 from wise_atta.bench import verify as verify_module
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, read_cards, read_mapping
-from wise_atta.bench.record import write_cards
+from wise_atta.bench.record import write_cards, write_json
+from wise_atta.bench.runs import bundle, find
 from wise_atta.bench.verify import add_spread, borrowed, measured, once, put_spreads, spread, summarise, verify
 
 ONE = Experiment(
@@ -196,6 +197,19 @@ def test_spreads_measured_elsewhere_are_put_into_published_cards_by_their_digest
     left_out = put_spreads(file, {card["digest"]: card["spread"], "f" * 12: far, "0" * 12: far})
     assert read_cards(file) == [card, other, third]
     assert len(left_out) == 1 and "f" * 12 in left_out[0] and "outside the spread, 0.0000 to 0.1000" in left_out[0]
+
+
+def test_spreads_go_into_bundles_and_leave_their_rows_alone(tmp_path: Path) -> None:
+    one = add_spread(tmp_path / "run", runs.run(ONE, tmp_path / "run"), runs=2)
+    write_json(tmp_path / "run" / "card.json", {name: value for name, value in one.items() if name != "spread"})
+    before = bundle([tmp_path / "run"], tmp_path / "runs.zip").runs[0]
+    assert "spread" not in read_cards(tmp_path / "runs.zip")[0]
+    (tmp_path / "spreads.json").write_text(json.dumps({one["digest"]: one["spread"]}))
+    files = [str(tmp_path / "runs.zip"), "--from", str(tmp_path / "spreads.json")]
+    assert CliRunner().invoke(cli.app, ["spread", *files]).exit_code == 0
+    after = find([tmp_path / "runs.zip"]).runs[0]
+    assert after.card == one and after.names == before.names and len(after.steps) == len(before.steps) > 0
+    assert [row["wrong"] for row in after.steps] == [row["wrong"] for row in before.steps]
 
 
 def test_the_command_adds_spreads_to_all_cards_of_a_file_at_once(card: dict[str, Any], tmp_path: Path) -> None:

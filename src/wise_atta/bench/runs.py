@@ -11,7 +11,7 @@ import io
 import json
 import lzma
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -252,15 +252,27 @@ def bundle(paths: Sequence[Path], out: Path, *, queries: bool = True) -> Found:
         steps += [{"run": number} | {k: v for k, v in row.items() if k not in _LEFT_OUT} for row in run.steps]
         questions += [{"run": number, **row} for row in run.queries] if queries else []
     head = {"bundle_version": BUNDLE_VERSION, "runs": listed, "pictures": names}
-    parts = (json.dumps(head).encode(), *(_parquet(rows) for rows in (steps, questions, orders)))
+    _write_bundle(out, json.dumps(head).encode(), *(_parquet(rows) for rows in (steps, questions, orders)))
+    return found
 
+
+def change_bundle(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    """Let `change` alter the cards of a bundle, one by one; its rows stay as they are."""
+    with zipfile.ZipFile(path) as file:
+        head, *rest = (file.read(name) for name in _INSIDE)
+    content = json.loads(head)
+    for one in content["runs"]:
+        change(one["card"])
+    _write_bundle(path, json.dumps(content).encode(), *rest)
+
+
+def _write_bundle(path: Path, *parts: bytes) -> None:
     def write(part: Path) -> None:
         with zipfile.ZipFile(part, "w", zipfile.ZIP_LZMA) as file:
             for name, content in zip(_INSIDE, parts, strict=True):
                 file.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_LZMA)
 
-    replace_file(out, write)
-    return found
+    replace_file(path, write)
 
 
 def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:

@@ -220,7 +220,9 @@ def verify_command(
 
 @app.command("spread")
 def spread_command(
-    files: Annotated[list[Path], typer.Argument(help="Cards, lists of cards, or folders of them; they are changed.")],
+    files: Annotated[
+        list[Path], typer.Argument(help="Cards, lists of cards, folders of them, or bundles; they are changed.")
+    ],
     runs: Annotated[int, typer.Option(min=2, help="How many runs with weights moved by 1e-7.")] = 10,
     measured_in: Annotated[
         Path | None, typer.Option("--from", help="Take spreads from this file, {DIGEST: SPREAD}, and run nothing.")

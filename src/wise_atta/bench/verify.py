@@ -20,6 +20,7 @@ from wise_atta.bench.experiment import Experiment, check_version, read_cards
 from wise_atta.bench.hold import Shelf
 from wise_atta.bench.record import write_cards, write_json
 from wise_atta.bench.run import NUDGE, Recorder, build, make_card, pick_device, settings
+from wise_atta.bench.runs import change_bundle
 from wise_atta.bench.table import markdown
 
 # How close the first batch's logits must be on another device, relative to the largest of them. Not to 1 where all are
@@ -164,23 +165,24 @@ def chance_table(cards: Sequence[Mapping[str, Any]]) -> str:
 
 
 def put_spreads(file: Path, spreads: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Put spreads into a file of cards, by digest. Gives what was left out, and why.
+    """Put spreads into a file of cards or a bundle, by digest. Gives what was left out, and why.
 
     A spread that does not hold the card's own error was not measured where the card was made.
 
     Parameters
     ----------
     file
-        A card, or a list of cards as they are published.
+        A card, a list of cards as they are published, or a bundle.
     spreads
         By the digest of the experiment; others than those in the file are passed over.
     """
     read_cards(file)  # what is no card is an error before anything changes
-    content, left_out = json.loads(file.read_text(encoding="utf-8")), []
-    for card in content if isinstance(content, list) else [content]:
+    left_out = []
+
+    def put(card: dict[str, Any]) -> None:
         found, error = spreads.get(str(card["digest"])), card["results"]["error"]
         if found is None:
-            continue
+            return
         if _within(found, error):
             card["spread"] = dict(found)
         else:
@@ -188,6 +190,13 @@ def put_spreads(file: Path, spreads: Mapping[str, Mapping[str, Any]]) -> list[st
                 f"{card['digest']} in {file}: its error, {error:.4f} %, lies outside the spread, {found['low']:.4f} to "
                 f"{found['high']:.4f} %. Measure it where the card was made"
             )
+
+    if file.suffix == ".zip":
+        change_bundle(file, put)
+        return left_out
+    content = json.loads(file.read_text(encoding="utf-8"))
+    for card in content if isinstance(content, list) else [content]:
+        put(card)
     if isinstance(content, list):
         write_cards(file, content)
     else:
