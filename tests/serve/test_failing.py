@@ -27,7 +27,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from torch import Tensor, nn
 
 from wise_atta import errors
-from wise_atta.serve import learner, people
+from wise_atta.serve import learner, people, state
 from wise_atta.serve import ledger as db
 from wise_atta.serve import service as service_module
 from wise_atta.serve.batcher import Job
@@ -306,6 +306,43 @@ def test_a_log_that_is_cut_during_a_revocation_is_read_as_it_was(
 def asked_events(service: Service) -> int:
     with service.ledger.read() as session:
         return session.scalar(select(func.count()).select_from(db.LoggedEvent)) or 0
+
+
+def test_no_more_questions_wait_than_a_checkpoint_can_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_ROOM", 10 * 8 * 8 * 4)
+    with running(tmp_path, **EVERY) as (client, service):
+        stream = service.streams["default"]
+        for number in range(6):
+            post(client, number)
+        settled(service)
+        assert len(stream.state.adapter.open) == charged(service) == 12
+        assert stream.state.adapter.number == 6
+        for query in client.get("/queries?limit=4").json()["queries"]:
+            answer(client, query, 0)
+        for number in range(6, 12):
+            post(client, number)
+        settled(service)
+        assert charged(service) == stream.state.spent == 16 <= stream.state.allowed
+        before = stream.state.state_dict()
+        crash(service)
+        back = Service(small_model(), settings(tmp_path, **EVERY))
+        same(before, back.streams["default"].state.state_dict())
+        back.close()
+
+
+def test_a_checkpoint_that_could_not_be_read_again_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tmp_path, checkpoint_events=7, **EVERY) as (client, service):
+        fill(client, service, bad=True)
+        before = service.streams["default"].state.state_dict()
+        with monkeypatch.context() as patch:
+            patch.setattr(db, "_ROW", {"sqlite": 100, "postgresql": 100})
+            boss = service.boss  # type: ignore[attr-defined]
+            done = client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss)
+        assert done.status_code == 422 and "fewer labels" in done.json()["detail"]
+        same(before, service.streams["default"].state.state_dict())
+        assert client.get("/healthz").status_code == 200
 
 
 def test_the_labels_of_somebody_who_gave_many_can_be_revoked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

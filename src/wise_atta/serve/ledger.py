@@ -50,6 +50,8 @@ T = TypeVar("T")
 _LOCK_S = 5.0
 # How many names one statement holds: databases have a limit, some of them at 32766.
 _NAMES = 1000
+# Bytes that a row may have. PostgreSQL spells out what it gives back, which doubles it, and has a limit of a gigabyte.
+_ROW = {"sqlite": 999 * 10**6, "postgresql": 500 * 10**6}
 _log = logging.getLogger("wise_atta.serve")
 # SQLite counts up a key only if its type is exactly INTEGER.
 _Key = BigInteger().with_variant(Integer, "sqlite")
@@ -522,6 +524,12 @@ def add_checkpoint(
         Days for which events, and the checkpoint before them, stay.
     """
     now = time.time() if now is None else now
+    most = _ROW[session.get_bind().dialect.name]
+    if len(state) > most:
+        raise errors.BadInput(
+            f"a checkpoint of {len(state)} bytes, where the database gives back {most} at most: every question that "
+            "waits is part of it, so let some be answered, or revoke fewer labels at a time"
+        )
     digest = hashlib.sha256(state).hexdigest()
     session.add(Checkpoint(stream=stream, seq=seq, at=now, digest=digest, state=state))
     session.flush()

@@ -13,6 +13,7 @@ learned since is learned again with the next batches, a few at a time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -151,6 +152,8 @@ def _replay(session: Session, stream: Stream, first: int, without: Without) -> t
     adapter = twin.adapter
     adapter.policy = _Granted(rows, lambda: adapter.number)
     adapter.selector = _Scripted(rows)
+    # What was asked is asked again, however many wait without the revoked answers.
+    twin.room = math.inf
     count = 0
     for event in db.events(session, stream.name, start, until=stream.state.position):
         twin.apply(event, without)

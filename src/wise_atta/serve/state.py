@@ -25,6 +25,8 @@ from wise_atta.stream import Batch
 from wise_atta.who import CANT_TELL, Answer, Query
 
 _RECENT = 200
+# What the pixels of questions that wait may weigh: they are part of every checkpoint, which has to fit into one row.
+_ROOM = 2**28
 # Answers that are passed over in a replay: where in the log they are, and to which question.
 Without: TypeAlias = frozenset[tuple[int, str]]
 
@@ -253,6 +255,7 @@ class State:
         self.audit = audit
         self.intake = intake
         self.position = 0
+        self.room: float = _ROOM
         self._shown: dict[str, None] = {}
         self._idle = isinstance(adapter.update, NoUpdate) and isinstance(adapter.policy, when.Never)
 
@@ -289,7 +292,8 @@ class State:
         if inputs is None:
             inputs = torch.stack([self.intake.restore(kind, data) for kind, data in event.samples()])
         try:
-            out = self.adapter.predict(Batch(inputs.to(self.adapter.classifier.device), ids=names))
+            batch = Batch(inputs.to(self.adapter.classifier.device), ids=names)
+            out = self.adapter.predict(batch, ask=self._waiting * inputs[0].nbytes < self.room)
         except errors.WiseAttaError as error:
             # The adapter is as it was, and will be so again in every replay.
             return Outcome(event.seq, asked, failed=str(error))
@@ -308,6 +312,12 @@ class State:
         return Outcome(
             event.seq, asked, step.learned, step.expired, refunded, step.stale, step=step, tripped=step.tripped
         )
+
+    @property
+    def _waiting(self) -> int:
+        """Questions that wait for an answer, or with one to be learned."""
+        counts = self.adapter.counts
+        return counts.asked - counts.cant_tell - counts.expired - counts.learned - counts.stale
 
     def _answer(self, event: Event, without: Without) -> Outcome:
         late = []
