@@ -64,9 +64,9 @@ def server() -> Iterator[str]:
 
 
 @pytest.mark.heavy
-@pytest.mark.timeout(240, func_only=True)  # the files of a hundred databases take their time to go
+@pytest.mark.timeout(320, func_only=True)  # the files of a hundred databases take their time to go
 def test_the_same_tests_pass_on_postgresql(server: str) -> None:
-    run_tests(server, TESTS, 220)
+    run_tests(server, TESTS, 300)
 
 
 @pytest.mark.heavy
