@@ -30,11 +30,11 @@ from wise_atta import errors
 from wise_atta.serve import learner, people, state
 from wise_atta.serve import ledger as db
 from wise_atta.serve import service as service_module
-from wise_atta.serve.batcher import Job
+from wise_atta.serve.batcher import Job, Stopping
 from wise_atta.serve.intake import write_npy
 from wise_atta.serve.retain import backup, prune, restore
 from wise_atta.serve.service import Service, Stream
-from wise_atta.serve.state import Outcome
+from wise_atta.serve.state import Event, Outcome
 
 
 class Odd(nn.Module):
@@ -503,3 +503,20 @@ def test_a_copy_that_does_not_fit_leaves_the_ledger_in_place(tmp_path: Path, mon
     with pytest.raises(OSError, match="No space"):
         restore(tmp_path / "copy.db", service.settings.database)
     assert (tmp_path / "ledger.db").read_bytes() == before
+
+
+def test_a_revocation_behind_an_event_that_stops_the_learner_is_refused(tmp_path: Path) -> None:
+    service = Service(small_model(), settings(tmp_path))
+    stream, hold = service.streams["default"], threading.Event()
+    send(stream, 0)
+    settled(service)
+    stream.learner.run(lambda: assert_set(hold))
+    # An event that was applied before: no state takes it twice.
+    stream.learner.feed(Event(stream.state.position, "default", "reset", {"policy": False}))
+    before = stream.between(lambda: None)
+    hold.set()
+    for done in (before, stream.between(lambda: None)):
+        with pytest.raises(Stopping, match="restart"):
+            done.result(10)
+    assert not service.healthy
+    service.close()

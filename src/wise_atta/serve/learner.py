@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -9,8 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
 
+from wise_atta.serve.batcher import Stopping
 from wise_atta.serve.state import Event, Outcome, State
 
 # To step behind, not to starve: a third of what another thread gets that wants the same core.
@@ -21,6 +24,24 @@ _TURNS = threading.BoundedSemaphore(os.cpu_count() or 1)
 # The least time after which a checkpoint that could not be written is tried again.
 _AGAIN_S = 1.0
 _log = logging.getLogger("wise_atta.serve")
+T = TypeVar("T")
+
+
+class _Task(Generic[T]):
+    """Something to do between two events, and who waits for it."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.work = work
+        self.future: Future[T] = Future()
+        self.future.set_running_or_notify_cancel()
+
+    def do(self) -> None:
+        try:
+            result = self.work()
+        except Exception as error:  # handed to whoever waits for it
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
 
 
 class Learner:
@@ -58,7 +79,8 @@ class Learner:
         self.checkpoint_events = checkpoint_events
         self.max_lag = max_lag
         self.failed: BaseException | None = None
-        self._queue: queue.SimpleQueue[Event | Callable[[], None] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Event | _Task[Any] | None] = queue.SimpleQueue()
+        self._ended = False
         self._lock = threading.Lock()
         self._waiting = 0
         self._since = 0
@@ -90,9 +112,13 @@ class Learner:
         """Hand over an event that is in the log."""
         self._queue.put(event)
 
-    def run(self, task: Callable[[], None]) -> None:
-        """Do something between two events."""
+    def run(self, work: Callable[[], T]) -> Future[T]:
+        """Do something between two events. Ends with `Stopping` if there is no learner to do it any more."""
+        task = _Task(work)
         self._queue.put(task)
+        if self._ended:
+            self._refuse()
+        return task.future
 
     def unsaved(self) -> None:
         """A checkpoint could not be written, so another one is due, though not at once. Runs between two events."""
@@ -118,6 +144,17 @@ class Learner:
             # A state that could not take an event must not take the next one: the service reports itself unwell.
             self.failed = error
             _log.exception("the learner has stopped")
+        finally:
+            self._ended = True
+            self._refuse()
+
+    def _refuse(self) -> None:
+        """Tell whoever waits for something to be done. Events are in the log."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if isinstance(item, _Task):
+                    item.future.set_exception(Stopping("the learner has stopped: see the log, and restart the service"))
 
     def _next(self) -> Any:
         while True:
@@ -127,9 +164,9 @@ class Learner:
             except queue.Empty:
                 self._save()
 
-    def _take(self, item: Event | Callable[[], None]) -> None:
-        if not isinstance(item, Event):
-            item()
+    def _take(self, item: Event | _Task[Any]) -> None:
+        if isinstance(item, _Task):
+            item.do()
             return
         with _TURNS:
             outcome = self.state.apply(item)

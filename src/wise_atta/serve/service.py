@@ -296,20 +296,13 @@ class Stream:
 
     def between(self, task: Callable[[], T]) -> Future[T]:
         """Do something in the learner's thread, between two events."""
-        future: Future[T] = Future()
-        future.set_running_or_notify_cancel()
 
-        def run() -> None:
-            try:
-                result = task()
-            except Exception as error:  # handed to whoever waits for it
-                future.set_exception(error)
-            else:
-                self.serving = self._now()
-                future.set_result(result)
+        def run() -> T:
+            result = task()
+            self.serving = self._now()
+            return result
 
-        self.learner.run(run)
-        return future
+        return self.learner.run(run)
 
     def note(self, kind: str, **body: Any) -> None:
         """Note something for the people who look after the service."""
