@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from serve.parts import crash, database, pictures, same, send, settings, settled, small_model
 from serve.test_people import answer
 from serve.test_revoke import EVERY, assert_set, fill
@@ -38,13 +39,17 @@ from wise_atta.serve.state import Event, Outcome
 
 
 class Odd(nn.Module):
-    """A model that divides by the contrast of a picture, and forgets that a batch may have one row."""
+    """A model that divides by the contrast of a picture, forgets that a batch may have one row, or wants all memory."""
+
+    greedy = threading.Event()  # of the class, since a service copies its model
 
     def __init__(self, net: nn.Module, *, contrast: bool = False, squeeze: bool = False) -> None:
         super().__init__()
         self.net, self.contrast, self.squeeze = net, contrast, squeeze
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.greedy.is_set() and threading.current_thread().name.startswith("learner"):
+            torch.empty(2**60)
         found: Tensor = self.net(x / x.std(dim=(1, 2, 3), keepdim=True) if self.contrast else x)
         return found.squeeze() if self.squeeze else found
 
@@ -214,6 +219,28 @@ def test_questions_of_a_batch_that_cannot_be_learned_are_asked_and_charged(tmp_p
     assert charged(service) == asked(service) == stream.state.spent > 3
     service.close()
     odd_service(tmp_path, squeeze=True).close()
+
+
+def test_a_learner_without_memory_stops_and_a_restart_learns_the_batch(tmp_path: Path) -> None:
+    service = odd_service(tmp_path)
+    stream = service.streams["default"]
+    for number in range(4):
+        send(stream, number)
+    settled(service)
+    Odd.greedy.set()
+    try:
+        for number in range(4, 8):
+            send(stream, number)
+        with pytest.raises(Stopping):
+            stream.between(lambda: None).result(30)
+    finally:
+        Odd.greedy.clear()
+    assert isinstance(stream.learner.failed, MemoryError) and not service.healthy
+    service.close()
+    back = odd_service(tmp_path)
+    assert back.streams["default"].state.adapter.number == 8
+    assert charged(back) == asked(back) == back.streams["default"].state.spent > 2
+    back.close()
 
 
 def test_a_label_that_was_revoked_approximately_is_not_returned_when_its_question_expires(tmp_path: Path) -> None:

@@ -295,6 +295,7 @@ class State:
             batch = Batch(inputs.to(self.adapter.classifier.device), ids=names)
             out = self.adapter.predict(batch, ask=self._waiting * inputs[0].nbytes < self.room)
         except errors.WiseAttaError as error:
+            _require_memory(error)
             # The adapter is as it was, and will be so again in every replay.
             return Outcome(event.seq, asked, failed=str(error))
         for query in out.queries:
@@ -304,6 +305,7 @@ class State:
         try:
             step = self.adapter.learn(out)
         except errors.WiseAttaError as error:
+            _require_memory(error)
             # Nothing was learned, but what was asked is asked and paid for.
             return Outcome(event.seq, asked, failed=str(error))
         refunded = [name for name in step.expired if name not in self._shown]
@@ -371,6 +373,12 @@ class State:
         self.adapter.load_state_dict(adapter)
         self.audit.load_state_dict(audit)
         self._shown, self.position = shown, position
+
+
+def _require_memory(error: errors.WiseAttaError) -> None:
+    """Stop rather than go on without a batch for which there was no memory: in a replay there may be."""
+    if "DefaultCPUAllocator" in str(error):
+        raise MemoryError(str(error)) from error
 
 
 def pack(state: Mapping[str, Any]) -> bytes:
