@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from wise_atta import cli, errors
 from wise_atta.bench.experiment import Experiment
+from wise_atta.bench.run import run
 
 FAST = (
     "--model",
@@ -123,6 +124,21 @@ def test_json_is_all_that_is_printed_and_quiet_is_one_line() -> None:
 def test_progress_goes_to_standard_error() -> None:
     result = CliRunner().invoke(cli.app, ["run", *FAST, "--method", "bn"])
     assert "batch 4 of 4" in result.stderr and "batch 4" not in result.stdout
+
+
+def test_a_run_that_goes_on_says_from_where() -> None:
+    stream = {"limit": 16, "domains": ["fog", "snow"]}
+    fields = {"model": "wise_atta/digits_cnn@random", "batch": 8, "stream": stream, "threads": 1, "method": "bn"}
+
+    def stopped(number: int, *_: object) -> None:
+        if number == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Experiment.parse(fields), Path("here"), progress=stopped, checkpoint=2)
+    result = CliRunner().invoke(cli.app, ["run", *FAST, "--method", "bn", "--out", "here"])
+    assert "goes on from its checkpoint, after batch 2" in result.stderr and "batch 4 of 4" in result.stderr
+    assert "goes on" not in CliRunner().invoke(cli.app, ["run", *FAST, "--method", "bn"]).stderr
 
 
 def test_a_finished_run_is_shown_again_without_running() -> None:

@@ -349,8 +349,12 @@ def _batches(console: Console) -> Iterator[Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("opening", total=None)
+        first: list[int] = []
 
         def progress(number: int, length: int | None, error: float, spent: int) -> None:
+            if not first and number > 1:
+                console.print(f"goes on from its checkpoint, after batch {number - 1}", highlight=False)
+            first[:] = [number]
             said = f"error {100 * error:.1f} %, {spent} labels"
             bar.update(task, completed=number, total=length, description=said)
             if not console.is_terminal and number % max(1, (length or 1000) // 10) == 0:

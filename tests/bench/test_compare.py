@@ -168,3 +168,12 @@ def test_a_tolerance_below_zero_is_refused(tmp_path: Path) -> None:
     run = plain(tmp_path / "a")
     with pytest.raises(errors.BadConfig, match="tolerance is -1"):
         compare(run, run, tolerance=-1)
+
+
+def test_a_card_that_stands_alone_is_compared_with_a_run_as_a_card(tmp_path: Path) -> None:
+    run = plain(tmp_path / "a")
+    write_json(tmp_path / "alone.json", dict(run.card))
+    same = compare(runs.read(tmp_path / "alone.json"), run)
+    assert same.identical and same.verdict().startswith("The results on both cards are the same")
+    write_json(tmp_path / "other.json", {**run.card, "results": {**run.results, "error": 50.0}})
+    assert compare(runs.read(tmp_path / "other.json"), run).verdict().startswith("The results differ")

@@ -147,3 +147,13 @@ def test_an_option_of_another_kind_is_named(method: str, options: dict[str, Any]
     model = "wise_atta/digits_cnn@random"
     with pytest.raises(errors.BadConfig, match=said):
         build(Experiment(method=method, options=options, model=model, stream={"limit": 8}))
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(errors.DataError, match=r"folder without a card\.json: name a file"):
+        Experiment.read(tmp_path)
+
+
+def test_what_stands_beside_the_stream_is_not_taken_inside() -> None:
+    with pytest.raises(errors.BadConfig, match=r"does not hold batch, give it beside 'stream'"):
+        Experiment.parse({"stream.batch": 4})

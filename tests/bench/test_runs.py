@@ -131,3 +131,22 @@ def test_one_run_is_wanted_where_one_is_compared(tmp_path: Path) -> None:
         made(tmp_path / name, WRONG)
     with pytest.raises(errors.DataError, match="holds 2 runs where one is needed"):
         runs.read(tmp_path)
+
+
+def test_a_file_that_is_no_bundle_is_not_written_over(tmp_path: Path) -> None:
+    made(tmp_path / "a", WRONG)
+    precious = tmp_path / "experiment.yaml"
+    precious.write_text("method: tent")
+    with pytest.raises(errors.DataError, match="no bundle, so it is not written over"):
+        runs.bundle([tmp_path / "a"], precious)
+    assert precious.read_text() == "method: tent"
+    for _ in range(2):
+        runs.bundle([tmp_path / "a"], tmp_path / "a.zip")
+
+
+def test_a_folder_in_place_of_the_rows_is_named(tmp_path: Path) -> None:
+    made(tmp_path / "a", WRONG)
+    (tmp_path / "a" / "steps.parquet").unlink()
+    (tmp_path / "a" / "steps.parquet").mkdir()
+    with pytest.raises(errors.DataError, match=r"has no steps\.parquet"):
+        runs.find([tmp_path / "a"])

@@ -292,3 +292,23 @@ def test_the_command_prints_the_table_of_what_came_out_and_fails_for_the_rest(
 
 def test_threads_are_those_of_the_process_that_asked() -> None:
     assert engines.Job(Experiment(), Path("x")).threads == torch.get_num_threads()
+
+
+def test_finished_runs_are_found_without_a_process_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    todo, places = expand(GRID), Places(tmp_path)
+    once = sweep(todo, places)
+    monkeypatch.setattr(engines, "process", lambda *_: pytest.fail("a process was asked for"))
+    seen: list[str] = []
+    assert sweep(todo, places, jobs=2, report=lambda one, result: seen.append(one.digest)) == once
+    assert seen == [one.digest for one in todo]
+
+
+def test_an_axis_of_domains_is_a_list_of_lists() -> None:
+    with pytest.raises(errors.BadConfig, match=r"domains is 'fog', a list is needed"):
+        expand({"stream.domains": ["fog", "snow"]})
+    assert [one.stream["domains"] for one in expand({"stream.domains": [["fog"], ["snow"]]})] == [["fog"], ["snow"]]
+
+
+def test_no_jobs_at_all_is_bad_usage(tmp_path: Path) -> None:
+    (tmp_path / "grid.json").write_text(json.dumps(GRID))
+    assert CliRunner().invoke(cli.app, ["sweep", str(tmp_path / "grid.json"), "--jobs", "0"]).exit_code == 2

@@ -85,3 +85,9 @@ def test_what_is_run_with_one_seed_gives_the_same_with_another(method: str) -> N
 def test_eata_has_the_published_constants_of_cifar10() -> None:
     mine, published = rivals.setting("cifar10").options["eata"], PRESETS["cifar10-c"]
     assert mine == {name: published[name] for name in ("epsilon", "fisher_weight")}
+
+
+def test_a_file_without_tuned_options_is_named(tmp_path: Path) -> None:
+    (tmp_path / "card.json").write_text('{"card_version": 1, "experiment": {}}')
+    with pytest.raises(errors.DataError, match=r"card\.json holds no tuned options"):
+        rivals.load_tuned(tmp_path / "card.json")

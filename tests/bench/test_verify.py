@@ -298,3 +298,34 @@ def test_run_measures_the_spread_and_says_when_it_is_already_done(tmp_path: Path
     assert first.exit_code == 0 and "nudged run 2 of 2" in first.stderr and "by chance alone" in first.stdout
     second = CliRunner().invoke(cli.app, command)
     assert "already done; --again repeats it" in second.stderr and "nudged" not in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("card_version", "1"), ("experiment", "tent"), ("results", None), ("results", {"error": "high"})],
+)
+def test_what_is_no_card_is_named_and_not_run(card: dict[str, Any], tmp_path: Path, part: str, value: object) -> None:
+    write_json(tmp_path / "card.json", {**card, part: value})
+    for command in (["verify"], ["spread", "--borrow"]):
+        done = CliRunner().invoke(cli.app, [*command, str(tmp_path / "card.json")])
+        said = done.output + str(done.exception)
+        assert "is not a run card" in said and ("error" if value == {"error": "high"} else part) in said
+
+
+@pytest.mark.parametrize("nonsense", [5, {"low": 1.0}, {"low": "a", "high": 2}])
+def test_a_spread_that_is_none_is_refused_and_the_card_stays(
+    card: dict[str, Any], tmp_path: Path, nonsense: object
+) -> None:
+    write_cards(tmp_path / "cards.json", [card])
+    before = (tmp_path / "cards.json").read_bytes()
+    with pytest.raises(errors.DataError, match="is no spread"):
+        put_spreads(tmp_path / "cards.json", {card["digest"]: nonsense})  # type: ignore[dict-item]
+    assert (tmp_path / "cards.json").read_bytes() == before
+
+
+def test_a_spread_of_nothing_is_an_error_before_anything_runs(card: dict[str, Any], tmp_path: Path) -> None:
+    write_cards(tmp_path / "cards.json", [card])
+    (tmp_path / "empty").mkdir()
+    for place in (tmp_path / "empty", tmp_path / f"cards.json#{card['digest']}"):
+        with pytest.raises(errors.DataError, match="no file of cards"):
+            CliRunner().invoke(cli.app, ["spread", str(place)], catch_exceptions=False)

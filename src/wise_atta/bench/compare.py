@@ -122,13 +122,14 @@ class Comparison:
     @property
     def identical(self) -> bool:
         """Whether every number of both is the same to the last bit. What they rest on may still differ."""
-        return not self.partings and not self.results and self.batches[0] == self.batches[1]
+        # A card alone has no batches: then the results are all that there is.
+        return not self.partings and not self.results and (0 in self.batches or self.batches[0] == self.batches[1])
 
     def verdict(self) -> str:
         """The answer in a sentence."""
         apart = [name for name in ("config", "data", "weights", "place") if getattr(self, name)]
         rests = f"although {_listed(apart)} differ" if apart else "and rest on the same"
-        if self.identical and not self.batches[0]:
+        if self.identical and 0 in self.batches:
             return (
                 f"The results on both cards are the same, {rests}. Without rows by batch nothing else can be compared"
             )

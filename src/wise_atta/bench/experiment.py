@@ -157,7 +157,13 @@ class Experiment(pydantic.BaseModel):
         """The stream's own description."""
         taken = {"data", "protocol", "severity", "batch", "delay"} & set(self.stream)
         if taken:
-            raise errors.BadConfig(f"experiment field 'stream': {', '.join(sorted(taken))} are fields of their own")
+            named = ", ".join(sorted(taken))
+            raise errors.BadConfig(f"experiment field 'stream': it does not hold {named}, give it beside 'stream'")
+        if isinstance(self.stream.get("domains"), str):
+            raise errors.BadConfig(
+                f"experiment field 'stream': domains is {self.stream['domains']!r}, a list is needed (in a grid a list "
+                "of lists: every list is an axis)"
+            )
         return StreamSpec.from_dict(
             {
                 **self.stream,
@@ -217,6 +223,8 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """The content of a YAML, TOML or JSON file; of a run card, the experiment in it."""
+    if path.is_dir() and not (path / "card.json").exists():
+        raise errors.DataError(f"{path} is a folder without a card.json: name a file, or the folder of a finished run")
     path = path / "card.json" if path.is_dir() else path
     if path.suffix == ".json" and not _is_card(path):
         return read_json(path)
@@ -267,15 +275,16 @@ def card_files(place: Path) -> list[Path]:
     return sorted([*place.rglob("card.json"), *place.rglob("cards*.json")]) if place.is_dir() else [place]
 
 
-def read_cards(path: Path) -> list[dict[str, Any]]:
+def read_cards(path: Path, *, results: bool = False) -> list[dict[str, Any]]:
     """The run cards at a place: one or a list in a JSON file, those below a folder, those in a bundle.
 
-    `FILE#DIGEST` is the card of that digest among them; its beginning is enough.
+    `FILE#DIGEST` is the card of that digest among them; its beginning is enough. To run a card again its experiment is
+    enough; with `results` all of it has to be there.
     """
     name, _, wanted = ("", "", "") if path.exists() else path.name.partition("#")
     place = path.with_name(name) if name else path
     if place.is_dir():
-        cards = [card for file in card_files(place) for card in read_cards(file)]
+        cards = [card for file in card_files(place) for card in read_cards(file, results=results)]
     elif place.suffix == ".zip":
         from wise_atta.bench.runs import find
 
@@ -290,7 +299,7 @@ def read_cards(path: Path) -> list[dict[str, Any]]:
         raise errors.DataError(f"{place} does not hold run cards")
     if not cards:
         raise errors.DataError(f"no card below {place}: was a run finished there?")
-    cards = [current(card, str(place)) for card in cards]
+    cards = [(whole if results else current)(card, str(place)) for card in cards]
     found = [card for card in cards if str(card.get("digest", "")).startswith(wanted)]
     if not found:
         known = ", ".join(str(card.get("digest")) for card in cards)
@@ -298,8 +307,23 @@ def read_cards(path: Path) -> list[dict[str, Any]]:
     return found
 
 
+def whole(card: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The same for a card that is more than an experiment to run: its results are looked at too."""
+    _has(card, where, card_version=int, experiment=dict, results=dict, provenance=dict)
+    if not isinstance(card["results"].get("error"), int | float):
+        raise errors.DataError(f"{where} is not a run card: its results have no 'error'")
+    return current(card, where)
+
+
+def _has(card: Mapping[str, Any], where: str, **parts: Any) -> None:
+    for part, kind in parts.items():
+        if not isinstance(card.get(part), kind):
+            raise errors.DataError(f"{where} is not a run card: it has no {part!r}")
+
+
 def current(card: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A card as this release writes it: what an earlier one had no field for was as it is by default."""
+    _has(card, where, card_version=int, experiment=dict)
     check_version(card, where)
     defaults = {
         name: field.get_default(call_default_factory=True)

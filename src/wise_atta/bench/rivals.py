@@ -227,7 +227,12 @@ def save_tuned(path: Path, tuned: Mapping[str, Tuned]) -> None:
 
 def load_tuned(path: Path) -> dict[str, dict[str, Any]]:
     """The best options by method, as `save_tuned` kept them."""
-    return {name: dict(found["best"]) for name, found in read_json(path).items()}
+    try:
+        return {name: dict(found["best"]) for name, found in read_json(path).items()}
+    except (LookupError, TypeError, ValueError) as error:
+        raise errors.DataError(
+            f"{path} holds no tuned options: give the tuned.json that `wise-atta rivals --rates …` writes"
+        ) from error
 
 
 def setting(name: str, ratio: float = 0.5) -> Setting:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wise_atta import errors
-from wise_atta.bench.experiment import current, read_cards
+from wise_atta.bench.experiment import read_cards, whole
 from wise_atta.bench.record import read_json, read_parquet, replace_file, unpack_bits, unpack_numbers
 
 BUNDLE_VERSION = 1
@@ -168,9 +168,9 @@ def read(path: Path) -> Run:
     A card that stands alone gives a run without rows.
     """
     if "#" in path.name or path.suffix == ".json":
-        cards = read_cards(path)
+        cards = read_cards(path, results=True)
         if len(cards) == 1 and not (path.parent / "steps.parquet").exists() and ".zip" not in path.name:
-            return Run(path.name, path, _whole(path, cards[0]), (), (), ())
+            return Run(path.name, path, cards[0], (), (), ())
     found = find([path])
     if len(found.runs) != 1:
         raise errors.DataError(
@@ -203,9 +203,9 @@ def _below(path: Path, problems: list[str]) -> Iterable[Run]:
 
 
 def _folder(card: Path) -> Run:
-    content = _whole(card, read_json(card))
+    content = whole(read_json(card), str(card))
     folder = card.parent
-    missing = [name for name in ("steps", "pictures") if not (folder / f"{name}.parquet").exists()]
+    missing = [name for name in ("steps", "pictures") if not (folder / f"{name}.parquet").is_file()]
     if missing:
         raise errors.DataError(f"{card} has no {' and no '.join(f'{name}.parquet' for name in missing)} beside it")
     steps, queries, pictures = (
@@ -213,14 +213,6 @@ def _folder(card: Path) -> Run:
         for name in ("steps", "queries", "pictures")
     )
     return Run(folder.name, folder, content, steps, queries, tuple(row["picture"] for row in pictures))
-
-
-def _whole(path: Path, card: dict[str, Any]) -> dict[str, Any]:
-    """A card that this release can read, or an error that names the file."""
-    for part, kind in (("card_version", int), ("experiment", dict), ("results", dict), ("provenance", dict)):
-        if not isinstance(card.get(part), kind):
-            raise errors.DataError(f"{path} is not a run card: it has no {part!r}")
-    return current(card, str(path))
 
 
 # ---- bundles ---------------------------------------------------------------------------------------------------------
@@ -238,6 +230,8 @@ def bundle(paths: Sequence[Path], out: Path, *, queries: bool = True) -> Found:
     queries
         Whether the questions go in as well; `value` and `compare` do without them.
     """
+    if out.exists() and not zipfile.is_zipfile(out):
+        raise errors.DataError(f"{out} is there and no bundle, so it is not written over: choose another name")
     found = find(paths)
     streams: dict[str, int] = {}
     listed, steps, questions, orders, names = [], [], [], [], []
@@ -316,7 +310,7 @@ def _unpack(
     steps_of, queries_of, order_of = _by(steps, "run"), _by(questions, "run"), _by(orders, "stream")
     runs = []
     for number, one in enumerate(content["runs"]):
-        card, stream = _whole(path, one["card"]), one["stream"]
+        card, stream = whole(one["card"], str(path)), one["stream"]
         rows = [
             row | {"error": row["wrong"] / row["samples"], "pictures": there["pictures"]}
             for row, there in zip(steps_of.get(number, []), order_of.get(stream, []), strict=True)

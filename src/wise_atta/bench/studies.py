@@ -30,7 +30,7 @@ Weights = Annotated[Path | None, typer.Option(help="Folder with weights files (W
 Device = Annotated[str, typer.Option(help="cpu, cuda, or auto.")]
 Threads = Annotated[int | None, typer.Option(help="Threads of a run.")]
 Seeds = Annotated[str, typer.Option(help="Seeds, with commas.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 
 @app.command("rivals")
@@ -117,7 +117,10 @@ def tune_command(
     quiet: Quiet = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Choose options of a method on a stream that is not the scored one."""
+    """Choose options of a method on a stream that is not the scored one.
+
+    Examples: wise-atta tune experiment.yaml, wise-atta tune experiment.yaml --grid lr=1e-3,1e-2 --grid momentum=0,0.9
+    """
     points = {"lr": list(LEARNING_RATES)} if not grid else typed.pairs("--grid", grid, _values)
     with watched(quiet or as_json) as report:
         places = Places(out, data, weights)
@@ -142,7 +145,7 @@ def sweep_command(
     engine: Annotated[
         str | None, typer.Option(help="inline, process or ray; by default processes where there are several jobs.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(help="Runs at once; by default one, or one a device.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at once; by default one, or one a device.")] = None,
     devices: Annotated[
         str | None, typer.Option(help="GPUs for the processes in turn, cuda:0,cuda:1; by default all there are.")
     ] = None,
@@ -203,7 +206,7 @@ def verify_command(
     verdicts, problems, shelf = [], [], Shelf(2)
     for file in [file for place in files for file in card_files(place) or [place]]:
         try:
-            cards = read_cards(file)
+            cards = read_cards(file, results=True)
         except errors.DataError as error:
             problems.append(str(error))
             continue
@@ -249,27 +252,35 @@ def spread_command(
     if borrow + show + (measured_in is not None) > 1:
         raise errors.BadConfig("--borrow, --from and --show exclude each other: give one")
     found: dict[str, Any] = {} if measured_in is None else read_json(measured_in)
-    listed = [file for place in files for file in card_files(place)]
+    listed = [file for place in files for file in card_files(place) or [place]]
+    for file in listed:
+        if not file.is_file():
+            raise errors.DataError(f"{file} is no file of cards, and no folder with any: name what is to be changed")
     if show:
-        typer.echo(chance_table([card for file in listed for card in read_cards(file)]))
+        typer.echo(chance_table([card for file in listed for card in read_cards(file, results=True)]))
         return
     if borrow:
-        found = borrowed([card for file in listed for card in read_cards(file)])
+        found = borrowed([card for file in listed for card in read_cards(file, results=True)])
     problems = []
     for file in listed:
-        cards = read_cards(file)
+        cards = read_cards(file, results=True)
         for card in () if borrow or measured_in is not None else cards:
             digest, known = str(card["digest"]), card.get("spread", {})
             if digest in found or (len(known.get("errors", ())) >= runs and not again):
                 continue
-            found[digest] = measured(card, runs=runs, data=data, weights=weights)
+
+            def said(number: int, error: float, of: str = digest) -> None:
+                if not quiet:
+                    typer.echo(f"{of}: nudged run {number} of {runs}, {error:.2f} % error", err=True)
+
+            found[digest] = measured(card, runs=runs, data=data, weights=weights, report=said)
             # Each at once: an interruption costs one.
             problems += put_spreads(file, {digest: found[digest]})
             if not quiet:
                 low, high = found[digest]["low"], found[digest]["high"]
                 typer.echo(f"{digest} in {file}: {low:.4f} to {high:.4f} %", err=True)
         problems += put_spreads(file, found)
-        with_one = sum("spread" in card for card in read_cards(file))
+        with_one = sum("spread" in card for card in read_cards(file, results=True))
         typer.echo(f"{file}: {with_one} of {len(cards)} cards have a spread")
     left_out(list(dict.fromkeys(problems)))
 
@@ -291,7 +302,10 @@ def no_harm_command(
     threads: Threads = 1,
     quiet: Quiet = False,
 ) -> None:
-    """The default configuration against the source model, on clean and corrupted, shuffled and sorted streams."""
+    """The default configuration against the source model, on clean and corrupted, shuffled and sorted streams.
+
+    Examples: wise-atta no-harm digits, wise-atta no-harm digits --grid --clean 96 --corrupted 16 --batches 8
+    """
     setting = rivals.setting(on)
     name = no_harm.CLEAN.get(on, on)
     configurations = no_harm.GRID if grid else no_harm.DEFAULT
@@ -320,7 +334,10 @@ def ablation_command(
     threads: Threads = None,
     quiet: Quiet = False,
 ) -> None:
-    """Tell what wise's labels are worth from what its stronger unlabelled step is worth."""
+    """Tell what wise's labels are worth from what its stronger unlabelled step is worth.
+
+    Example: wise-atta ablation digits --lr 1e-2 --paper-lr 2.5e-4
+    """
     stream: dict[str, Any] = {} if limit is None else {"limit": limit}
     fields: dict[str, Any] = {"device": device, "threads": threads, "stream": stream}
     runs = ablation.experiments(
@@ -340,7 +357,7 @@ def delay_command(
         list[str] | None, typer.Option("--option", "-o", help="Another option of wise: head_lr=3e-4.")
     ] = None,
     delays: Annotated[str, typer.Option(help="Batches that answers take, with commas.")] = "0,50,100,150,200",
-    variant: Annotated[list[str] | None, typer.Option(help=f"One of {', '.join(delay.VARIANTS)}; repeatable.")] = None,
+    variant: Annotated[list[str] | None, typer.Option(help=f"One of {'; '.join(delay.VARIANTS)}. Repeatable.")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples a batch.")] = None,
     limit: Annotated[int | None, typer.Option(help="At most so many pictures a domain.")] = None,
     own_streams: Annotated[bool, typer.Option("--own-streams", help="Another stream for each seed.")] = False,

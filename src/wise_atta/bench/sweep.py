@@ -14,6 +14,7 @@ from wise_atta.bench import engines
 from wise_atta.bench.engines import Engine, Job
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.record import forget, read_json
+from wise_atta.bench.run import finished
 from wise_atta.bench.table import markdown, rows
 
 # Called when a run is over: its experiment, and its card or what went wrong.
@@ -106,7 +107,11 @@ def sweep(
     ]
     cards: dict[str, dict[str, Any]] = {}
     wrong: dict[str, errors.WiseAttaError] = {} if failed is None else failed
-    for job, result in _each(work, jobs, engine, devices, address, fresh):
+    # What is finished needs no process: starting one takes longer than reading a card.
+    over = {job.experiment.digest: result for job in work if (result := _over(job)) is not None}
+    left = [job for job in work if job.experiment.digest not in over]
+    through = ((job, over[job.experiment.digest]) for job in work if job.experiment.digest in over)
+    for job, result in itertools.chain(through, _each(left, jobs, engine, devices, address, fresh)):
         if isinstance(result, errors.WiseAttaError):
             wrong[job.experiment.digest] = result
         else:
@@ -116,6 +121,14 @@ def sweep(
     if failed is None and wrong:
         raise next(iter(wrong.values()))
     return [cards[experiment.digest] for experiment in experiments if experiment.digest in cards]
+
+
+def _over(job: Job) -> engines.Result | None:
+    """The card of a run that is finished, or why its folder cannot be used; None: it is still to be run."""
+    try:
+        return finished(job.folder, job.experiment)
+    except errors.WiseAttaError as error:
+        return error
 
 
 def _each(
@@ -130,6 +143,8 @@ def _each(
         raise errors.unknown("engine", str(engine), get_args(Engine))
     if address is not None and engine != "ray":
         raise errors.BadConfig(f"address={address!r} is that of a cluster: say engine='ray' as well")
+    if not work:
+        return iter(())
     if engine == "ray":
         return engines.ray(work, jobs, address)
     if devices is None:

@@ -176,7 +176,7 @@ def put_spreads(file: Path, spreads: Mapping[str, Mapping[str, Any]]) -> list[st
     spreads
         By the digest of the experiment; others than those in the file are passed over.
     """
-    read_cards(file)  # what is no card is an error before anything changes
+    read_cards(file, results=True)  # what is no card is an error before anything changes
     left_out = []
 
     def put(card: dict[str, Any]) -> None:
@@ -205,7 +205,10 @@ def put_spreads(file: Path, spreads: Mapping[str, Mapping[str, Any]]) -> list[st
 
 
 def _within(spread: Mapping[str, Any], error: float) -> bool:
-    return bool(spread["low"] - ROUNDING <= error <= spread["high"] + ROUNDING)
+    try:
+        return bool(spread["low"] - ROUNDING <= error <= spread["high"] + ROUNDING)
+    except (LookupError, TypeError) as wrong:
+        raise errors.DataError(f"{spread!r} is no spread: it needs numbers for 'low' and 'high'") from wrong
 
 
 def add_spread(
