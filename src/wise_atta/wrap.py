@@ -43,6 +43,8 @@ def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Ad
     >>> out = adapter.predict(torch.randn(16, 4, generator=torch.Generator().manual_seed(0)))
     >>> step = adapter.learn(out, {query.id: 0 for query in out.queries})
     """
+    if not isinstance(model, nn.Module):
+        raise errors.BadInput(f"a model is an nn.Module, not a {type(model).__name__}: make or load it first")
     group = options.pop("group", None)
     wrapper = {name: options.pop(name) for name in _ADAPTER if name in options}
     if isinstance(wrapper.get("guard"), bool):

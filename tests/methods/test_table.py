@@ -158,3 +158,13 @@ def test_every_method_has_every_preset_and_refuses_others(name: str) -> None:
 def test_signatures_are_those_of_the_methods_themselves() -> None:
     assert {"preset", "lr", "epsilon"} <= set(inspect.signature(wa.methods.eta).parameters)
     assert "seed" in wa.methods.options("roid")
+    assert {"lr", "horizon"} <= set(wa.methods.options("wise")) and "pacing" not in wa.methods.options("wise")
+
+
+def test_a_misspelt_option_is_named_with_the_nearest_of_method_and_policy() -> None:
+    with pytest.raises(wa.errors.UnknownName, match="option of method 'wise': 'lrr'"):
+        wa.methods.get("wise", lrr=1)
+    with pytest.raises(wa.errors.UnknownName, match="Did you mean 'horizon'"):
+        wa.methods.get("eatta", horizn=3)
+    with pytest.raises(wa.errors.BadInput, match="not a str"):
+        wa.adapt("resnet50", "wise")  # type: ignore[arg-type]

@@ -145,3 +145,8 @@ def test_class_names_come_one_a_line(tmp_path: Path) -> None:
     names.write_text("cat\ncat\n", encoding="utf-8")
     with pytest.raises(errors.BadConfig, match="twice"):
         cli.read_classes(names)
+
+
+def test_more_than_a_label_a_picture_is_refused_in_the_words_it_was_given(tmp_path: Path) -> None:
+    with pytest.raises(errors.BadConfig, match="ratio=2 labels per picture"):
+        settings(tmp_path, ratio=2)

@@ -260,7 +260,7 @@ def spread_command(
         typer.echo(chance_table([card for file in listed for card in read_cards(file, results=True)]))
         return
     if borrow:
-        found = borrowed([card for file in listed for card in read_cards(file, results=True)])
+        found = borrowed([card for file in listed for card in read_cards(file, results=True)], runs)
     problems = []
     for file in listed:
         cards = read_cards(file, results=True)

@@ -120,16 +120,16 @@ def measured(
     return found
 
 
-def borrowed(cards: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def borrowed(cards: Sequence[Mapping[str, Any]], runs: int = 10) -> dict[str, dict[str, Any]]:
     """By digest, spreads for the cards that have none, from the same experiments under other seeds.
 
     Two runs of one experiment lie no further apart than its spread is wide, and the width hardly depends on the seed.
-    So a card's error may differ by the width of a sister's, to either side.
+    So a card's error may differ by the width of a sister's, to either side. A sister needs a spread of that many runs.
     """
     sisters: dict[str, list[tuple[float, str]]] = {}
     for card in cards:
         known = card.get("spread")
-        if known is not None and "errors" in known:
+        if known is not None and len(known.get("errors", ())) >= runs:
             sisters.setdefault(_family(card), []).append((known["high"] - known["low"], str(card["digest"])))
     found = {}
     for card in cards:

@@ -23,6 +23,7 @@ from wise_atta.methods.source import source
 from wise_atta.methods.table import ROWS, Row
 from wise_atta.methods.tent import tent
 from wise_atta.methods.wise import wise
+from wise_atta.when import POLICIES
 
 __all__ = [
     "METHODS",
@@ -76,14 +77,12 @@ def list() -> builtins.list[Row]:
 
 
 def options(name: str) -> builtins.list[str]:
-    """The names of the options that a method takes.
+    """The names of the options that a method takes, those of its policy included.
 
-    >>> "lr" in options("tent"), "ratio" in options("tent")
-    (True, False)
+    >>> "lr" in options("tent"), "ratio" in options("tent"), "horizon" in options("wise")
+    (True, False, True)
     """
-    if name not in METHODS:
-        raise errors.unknown("method", name, METHODS)
-    return [*inspect.signature(METHODS[name]).parameters]
+    return _takes(name)
 
 
 def get(name: str, **options: Any) -> Method:
@@ -92,14 +91,20 @@ def get(name: str, **options: Any) -> Method:
     >>> get("tent", lr=1e-3).name
     'tent'
     """
-    if name not in METHODS:
-        raise errors.unknown("method", name, METHODS)
-    takes = inspect.signature(METHODS[name]).parameters
-    if not any(one.kind is one.VAR_KEYWORD for one in takes.values()):
-        for option in options:
-            if option not in takes:
-                raise errors.unknown(f"option of method {name!r}:", option, takes)
+    takes = _takes(name)
+    for option in options:
+        if option not in takes:
+            raise errors.unknown(f"option of method {name!r}:", option, takes)
     try:
         return METHODS[name](**options)
     except TypeError as error:
         raise errors.BadConfig(f"method {name!r}: {error}") from error
+
+
+def _takes(name: str) -> builtins.list[str]:
+    if name not in METHODS:
+        raise errors.unknown("method", name, METHODS)
+    takes = inspect.signature(METHODS[name]).parameters
+    named = [option for option, one in takes.items() if one.kind is not one.VAR_KEYWORD]
+    policies = POLICIES.values() if len(named) < len(takes) else ()
+    return [*dict.fromkeys([*named, *(option for one in policies for option in inspect.signature(one).parameters)])]

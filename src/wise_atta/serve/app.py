@@ -149,7 +149,9 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
             caller = gate.caller(request.headers.get("authorization"), look=not failures.wait(address))
             if caller is None:
                 _slow_down(failures.take(address))
-                raise HTTPException(401, "send a token: Authorization: Bearer …", {"WWW-Authenticate": "Bearer"})
+                given = "authorization" in request.headers
+                said = "this token is not known, or was revoked" if given else "send a token: Authorization: Bearer …"
+                raise HTTPException(401, said, {"WWW-Authenticate": "Bearer"})
             _slow_down(buckets.take(caller.name))
             if not any(caller.may(role) for role in roles):
                 raise HTTPException(403, f"this takes the role {' or '.join(roles)}; the token's is {caller.role}")

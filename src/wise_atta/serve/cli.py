@@ -255,7 +255,7 @@ def backup_ledger(
 ) -> None:
     """Copy a SQLite ledger, as it is at one moment, while the service runs. For PostgreSQL there is pg_dump."""
     try:
-        print(backup(database, file))
+        print(f"{backup(database, file):,} bytes in {file}")
     except errors.WiseAttaError as error:
         raise _failed(error) from error
 

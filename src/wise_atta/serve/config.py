@@ -143,6 +143,8 @@ class Settings:
                 raise errors.BadConfig(f"{name}={getattr(self, name)} must be 0 or more")
         if self.max_queue < self.max_batch:
             raise errors.BadConfig(f"max_queue={self.max_queue} cannot hold one batch of max_batch={self.max_batch}")
+        if self.rate > 1:
+            raise errors.BadConfig(f"ratio={self.ratio} labels per picture: a picture takes one label, so give 0 to 1")
         if not 0 <= self.audit_share <= 1:
             raise errors.BadConfig(f"audit={self.audit} is a share of the budget: give 0 to 1")
 
