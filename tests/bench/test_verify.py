@@ -131,8 +131,12 @@ def test_a_spread_reaches_to_the_run_itself_where_that_comes_out_the_same(
     error = card["results"]["error"]
     monkeypatch.setattr(verify_module, "spread", lambda *_, **__: summarise([error - 2, error - 1.9]))
     assert measured(card)["high"] == error
-    elsewhere = changed(card, "results", "error", value=error + 5)
-    assert measured(elsewhere)["high"] < error - 1, "a card that was made elsewhere"
+    with pytest.raises(errors.DataError, match="not at"):
+        measured(changed(card, "results", "error", value=error + 5))
+    with pytest.raises(errors.DataError, match="textures of frost"):
+        measured(changed(card, "provenance", "stream", "frost", value="other"))
+    elsewhere = changed(changed(card, "results", "error", value=error + 5), "provenance", "threads", value=3)
+    assert measured(elsewhere)["high"] < error - 1, "there it may come out otherwise, and is not reached to"
 
 
 def test_a_card_borrows_the_width_of_a_spread_from_another_seed(card: dict[str, Any], tmp_path: Path) -> None:

@@ -273,7 +273,11 @@ def spread_command(
                 if not quiet:
                     typer.echo(f"{of}: nudged run {number} of {runs}, {error:.2f} % error", err=True)
 
-            found[digest] = measured(card, runs=runs, data=data, weights=weights, report=said)
+            try:
+                found[digest] = measured(card, runs=runs, data=data, weights=weights, report=said)
+            except errors.DataError as error:
+                problems.append(str(error))
+                continue
             # Each at once: an interruption costs one.
             problems += put_spreads(file, {digest: found[digest]})
             if not quiet:

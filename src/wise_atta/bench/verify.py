@@ -108,16 +108,22 @@ def measured(
     weights: Path | None = None,
     report: Callable[[int, float], None] | None = None,
 ) -> dict[str, Any]:
-    """The spread of a card, measured here.
+    """The spread of a card, measured here, where the card has to come out as it did, or `DataError`.
 
-    The card's own run is one more draw of the same lottery: where it lies outside the others, and comes out the same
-    here, the spread reaches to it.
+    Its own run is one more draw of the same lottery, so the spread reaches to it.
     """
     experiment, error = Experiment.parse(card["experiment"]), card["results"]["error"]
-    found = spread(experiment, runs=runs, data=data, weights=weights, report=report)
-    if not _within(found, error) and once(experiment, data=data, weights=weights)["results"]["error"] == error:
-        found |= {"low": min(found["low"], error), "high": max(found["high"], error)}
-    return found
+    own = once(experiment, data=data, weights=weights)
+    here, promised, found = own["results"]["error"], card["provenance"], own["provenance"]
+    problems = _other_inputs(promised, found)
+    if not problems and here != error and not differences(promised, found):
+        problems = [f"it comes out at {here:.4f} % here, not at {error:.4f} %"]
+    if problems:
+        raise errors.DataError(f"{card['digest']}: {'; '.join(problems)}. Measure it where the card was made")
+    reach = spread(experiment, runs=runs, data=data, weights=weights, report=report)
+    if here == error:
+        reach |= {"low": min(reach["low"], error), "high": max(reach["high"], error)}
+    return reach
 
 
 def borrowed(cards: Sequence[Mapping[str, Any]], runs: int = 10) -> dict[str, dict[str, Any]]:
