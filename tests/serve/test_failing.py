@@ -532,6 +532,32 @@ def test_a_copy_that_does_not_fit_leaves_the_ledger_in_place(tmp_path: Path, mon
     assert (tmp_path / "ledger.db").read_bytes() == before
 
 
+def test_a_restore_that_was_interrupted_is_not_taken_for_a_new_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rename(self: Path, target: str | Path) -> Path:
+        if self.name.endswith(".part"):
+            raise KeyboardInterrupt
+        return move(self, target)
+
+    service = Service(small_model(), settings(tmp_path, database=in_file(tmp_path)))
+    send(service.streams["default"], 0)
+    service.close()
+    backup(service.settings.database, tmp_path / "copy.db")
+    move = Path.rename
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename)
+        with pytest.raises(KeyboardInterrupt):
+            restore(tmp_path / "copy.db", service.settings.database)
+    with pytest.raises(errors.BadConfig, match="restore was interrupted"):
+        Service(small_model(), service.settings)
+    assert not (tmp_path / "ledger.db").exists()
+    restore(tmp_path / "copy.db", service.settings.database)
+    back = Service(small_model(), service.settings)
+    assert back.streams["default"].state.adapter.number == 1
+    back.close()
+
+
 def test_a_revocation_behind_an_event_that_stops_the_learner_is_refused(tmp_path: Path) -> None:
     service = Service(small_model(), settings(tmp_path))
     stream, hold = service.streams["default"], threading.Event()

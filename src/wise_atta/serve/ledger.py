@@ -416,6 +416,11 @@ def _make_private(url: URL) -> None:
     """Create the file of a SQLite database for nobody but its owner: it holds pictures. Its log gets the same mode."""
     if url.get_backend_name() == "sqlite" and url.database and not url.database.startswith((":memory:", "file:")):
         path = Path(url.database).absolute()
+        if not path.exists() and path.with_name(f"{path.name}.part").exists():
+            raise errors.BadConfig(
+                f"there is no {path.name}, only {path.name}.part: a restore was interrupted. Do it again, "
+                f"`wise-atta ledger restore`, or take {path.name}.part away to begin with an empty ledger"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch(mode=0o600)
 
