@@ -122,3 +122,6 @@ def crash(service: Service) -> None:
     assert service.ledger._lock is not None
     service.ledger._lock.close()
     service.ledger._lock = None
+    # A thread that still computes when the interpreter ends can abort it.
+    for stream in service.streams.values():
+        stream.learner._queue.put(None)

@@ -273,12 +273,16 @@ class Stream:
 
         def settle(written: Future[list[Outcome]]) -> None:
             problem = written.exception()
-            if problem is not None:
-                # Where no event follows there is no other occasion, and people wait for the questions told with it.
-                self.learner.run(self.learner.unsaved)
-                _log.error(
-                    "stream %s: a checkpoint could not be written; it will be tried again", self.name, exc_info=problem
-                )
+            if problem is None:
+                return
+            if isinstance(problem, db.Lost):
+                _log.error("stream %s: a checkpoint could not be written: %s", self.name, problem)
+                return
+            # Where no event follows there is no other occasion, and people wait for the questions told with it.
+            self.learner.run(self.learner.unsaved)
+            _log.error(
+                "stream %s: a checkpoint could not be written; it will be tried again", self.name, exc_info=problem
+            )
 
         self.ledger.write(write, then).add_done_callback(settle)
 
