@@ -114,6 +114,15 @@ def same(a: Any, b: Any, where: str = "state") -> None:
         assert a == b or (a != a and b != b), f"{where}: {a!r} and {b!r}"
 
 
+def comes_back(service: Service) -> None:
+    """Assert that after a kill another service with the same settings is in the same state."""
+    before = service.streams["default"].state.state_dict()
+    crash(service)
+    back = Service(small_model(), service.settings)
+    same(before, back.streams["default"].state.state_dict())
+    back.close()
+
+
 def crash(service: Service) -> None:
     """As after a kill: nothing more reaches the database, and its lock is free."""
     service.ledger.write(lambda session: None).result(30)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from serve.parts import crash, database, pictures, same, send, settings, settled, small_model
+from serve.parts import comes_back, database, pictures, same, send, settings, settled, small_model
 from serve.test_people import answer
 from serve.test_revoke import EVERY, assert_set, fill
 from serve.web import png, post, running
@@ -350,11 +350,7 @@ def test_no_more_questions_wait_than_a_checkpoint_can_hold(tmp_path: Path, monke
             post(client, number)
         settled(service)
         assert charged(service) == stream.state.spent == 16 <= stream.state.allowed
-        before = stream.state.state_dict()
-        crash(service)
-        back = Service(small_model(), settings(tmp_path, **EVERY))
-        same(before, back.streams["default"].state.state_dict())
-        back.close()
+        comes_back(service)
 
 
 def test_a_checkpoint_that_could_not_be_read_again_is_not_written(
@@ -436,11 +432,7 @@ def test_a_disk_that_is_full_for_a_while_costs_the_requests_of_that_time_alone(
     settled(service)
     assert stream.state.adapter.number == 24 - refused and stream.learner.waiting == 0
     assert charged(service) == asked(service) == stream.state.spent > 2
-    before = stream.state.state_dict()
-    crash(service)
-    back = Service(small_model(), options)
-    same(before, back.streams["default"].state.state_dict())
-    back.close()
+    comes_back(service)
 
 
 def is_refused(stream: Stream, number: int) -> bool:

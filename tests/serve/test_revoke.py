@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serve.parts import crash, same, settings, settled, small_model, twin
+from serve.parts import comes_back, same, settled, twin
 from serve.web import post, running, token
 from sqlalchemy import select
 from sqlalchemy.exc import OperationalError
@@ -151,11 +151,7 @@ def test_a_revocation_survives_a_crash(tmp_path: Path) -> None:
         client.post("/streams/default/revoke", json={"by": "bad"}, headers=service.boss)  # type: ignore[attr-defined]
         post(client, 11, **service.boss)  # type: ignore[attr-defined]
         settled(service)
-        before = service.streams["default"].state.state_dict()
-        crash(service)
-        back = Service(small_model(), settings(tmp_path, **options))
-        same(before, back.streams["default"].state.state_dict())
-        back.close()
+        comes_back(service)
 
 
 def test_a_revocation_that_the_ledger_cannot_take_changes_nothing(

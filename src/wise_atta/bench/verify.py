@@ -59,6 +59,7 @@ def spread(
     runs: int = 10,
     data: Path | None = None,
     weights: Path | None = None,
+    shelf: Shelf | None = None,
     report: Callable[[int, float], None] | None = None,
 ) -> dict[str, Any]:
     """How far apart runs come whose weights differ by 1e-7 of themselves.
@@ -74,7 +75,7 @@ def spread(
     """
     if runs < 2:
         raise errors.BadConfig(f"a spread needs two runs at least, not {runs}")
-    shelf, found = Shelf(2), []
+    shelf, found = Shelf(2) if shelf is None else shelf, []
     for number in range(1, runs + 1):
         card = once(experiment, data=data, weights=weights, shelf=shelf, nudge=number)
         found.append(card["results"]["error"])
@@ -113,14 +114,15 @@ def measured(
     Its own run is one more draw of the same lottery, so the spread reaches to it.
     """
     experiment, error = Experiment.parse(card["experiment"]), card["results"]["error"]
-    own = once(experiment, data=data, weights=weights)
+    shelf = Shelf(2)
+    own = once(experiment, data=data, weights=weights, shelf=shelf)
     here, promised, found = own["results"]["error"], card["provenance"], own["provenance"]
     problems = _other_inputs(promised, found)
     if not problems and here != error and not differences(promised, found):
         problems = [f"it comes out at {here:.4f} % here, not at {error:.4f} %"]
     if problems:
         raise errors.DataError(f"{card['digest']}: {'; '.join(problems)}. Measure it where the card was made")
-    reach = spread(experiment, runs=runs, data=data, weights=weights, report=report)
+    reach = spread(experiment, runs=runs, data=data, weights=weights, shelf=shelf, report=report)
     if here == error:
         reach |= {"low": min(reach["low"], error), "high": max(reach["high"], error)}
     return reach
