@@ -51,7 +51,6 @@ from peers import Inference, Tent
 from torch import Tensor, nn
 
 import wise_atta as wa
-from wise_atta.who import Query
 
 LR = 1e-7
 SPLIT = ("forward", "backward", "anchor", "optimizer", "loss", "policy", "rest")
@@ -243,11 +242,10 @@ def watched(adapter: wa.Adapter, clock: Clock) -> Iterator[None]:
         (classifier, "pull", "backward"),
         (update.optimizer, "step", "optimizer"),
         (update.optimizer, "move", "optimizer"),
-        (adapter.policy, "decide", "policy"),
-        (adapter.selector, "pick", "policy"),
-        (adapter.selector, "best", "policy"),
-        *((adapter, name, "policy") for name in ("_ask", "_settle", "_checked", "_labels")),
-        (Query, "of", "policy"),
+        *((adapter.policy, name, "policy") for name in ("foresee", "decide")),
+        *((adapter.selector, name, "policy") for name in ("pick", "best")),
+        *((adapter, name, "policy") for name in ("_questions", "_context", "_ask")),
+        *((adapter, name, "policy") for name in ("_checked", "_sift", "_labels", "_settle")),
         (update, "objective", "loss"),
         (adapter, "utility", "loss"),
     ]

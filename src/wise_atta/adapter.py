@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -266,7 +265,6 @@ class Adapter:
             # It is certain that questions will be asked: the scores of the samples go along.
             sent = torch.cat([sent, ranked.scores(view).to(sent)])
         arrived = self._send(sent)
-        order = None if ranked is None else ranked.shuffled(view)
         if prepared is not None and alone:
             # The device need not wait for the host.
             self.update.start_early(forward)
@@ -284,8 +282,8 @@ class Adapter:
             granted = want if self._free else self.policy.decide(score, want=want, samples=count)
             before = self.selector.state_dict()
             try:
-                if granted and ranked is not None and order is not None:
-                    rows = ranked.best(view, granted, np.array(read[scores:]), order)
+                if granted and ranked is not None:
+                    rows = ranked.best(view, granted, read[scores:])
                 else:
                     rows = self.selector.pick(view, granted) if granted else []
                 context = self._context(forward) if rows else None
@@ -371,19 +369,17 @@ class Adapter:
         return self.classifier.forward(inputs)
 
     def _context(self, forward: Forward) -> dict[str, Any] | None:
-        """What a late label's sample is normalised with, on its way to the host before the question itself."""
+        """What a late label's sample is normalised with."""
         used = forward.statistics if self.context == "own" else None
-        return None if used is None else {"values": host.begin(used.values), "batch": used.batch}
+        return None if used is None else {"values": used.values, "batch": used.batch}
 
     def _ask(self, queries: Sequence[Query], context: dict[str, Any] | None, classes: int) -> None:
         if self._desk is None:
             self._desk = Desk(classes, expires_after=self.expires_after)
+        # Questions of earlier batches that still wait move to the host: here, where the device has nothing to do.
+        self._desk.keep()
         if queries:
-            # Those of batches that were never learned have arrived long since.
-            self._desk.keep()
             self._desk.ask(queries, [context] * len(queries))
-            if self.classifier.device.type == "cpu":
-                self._desk.keep()
 
     def _drop_graph(self) -> None:
         """At most one graph is alive: an older prediction keeps its input, and `learn` repeats its forward."""
@@ -494,8 +490,6 @@ class Adapter:
     def _labels(self, out: Prediction, forward: Forward, todo: Sequence[Answered]) -> Labels:
         prompt = [item for item in todo if item.query.batch == out.number]
         late = [item for item in todo if item.query.batch != out.number]
-        if late and self._desk is not None:
-            self._desk.keep()
         return Labels(
             rows=[item.query.index for item in prompt],
             labels=[item.label for item in prompt],
@@ -541,7 +535,6 @@ class Adapter:
         expired, unseen = self._desk.expire(self._number)
         if unseen and not self._free:
             self.policy.refund(unseen)
-        self._desk.keep()
         return expired
 
     def answer(self, answers: Mapping[str, AnswerLike]) -> None:

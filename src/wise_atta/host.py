@@ -8,19 +8,14 @@ import torch
 from torch import Tensor
 
 
-def begin(tensor: Tensor) -> Tensor:
-    """Where a tensor will be on the host, as soon as what is sent after it has arrived; itself, if it is there."""
-    # To pinned memory, which torch takes for such a copy: for any other it would wait here.
-    return tensor.to("cpu", non_blocking=True) if tensor.is_cuda else tensor
-
-
 def send(tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
     """Set tensors on their way to the host. Gives where they will be, and a call that waits until they are there.
 
     They arrive as they are at this moment, whatever the current stream does to them afterwards; another stream has to
     wait for it, as ever. All are on one device. Those that the host can read already are given as they are.
     """
-    found = [begin(tensor) for tensor in tensors]
+    # To pinned memory, which torch takes for such a copy: for any other it would wait here.
+    found = [tensor.to("cpu", non_blocking=True) if tensor.is_cuda else tensor for tensor in tensors]
     device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
     if device is None:
         return found, lambda: None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor
 
+import wise_atta.who.desk as desk_module
+import wise_atta.who.query as query_module
 from wise_atta import errors
 from wise_atta.stream import Batch
 from wise_atta.who import CANT_TELL, SKIP, Answer, Counts, Desk, Query
@@ -381,21 +383,20 @@ Life.TestCase.settings = settings(derandomize=True, max_examples=60, stateful_st
 TestLife = Life.TestCase
 
 
-def test_contexts_on_their_way_are_there_when_their_question_is() -> None:
-    desk, values, waits = Desk(CLASSES), torch.zeros(2), []
-    late = [
-        replace(question(number), arrived=lambda: waits.append("") or values.fill_(5))  # type: ignore[func-returns-value]
-        for number in (1, 2)
-    ]
-    desk.ask(late, [{"values": values}] * 2)
+def test_what_is_elsewhere_comes_to_the_host_if_its_question_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, values, fetched = Desk(CLASSES), torch.full((2,), 5.0), []
+    for module in (query_module, desk_module):
+        monkeypatch.setattr(module, "on_host", lambda tensor: False)
+        monkeypatch.setattr(module, "owned", lambda tensor: fetched.append(tensor) or tensor.clone())  # type: ignore[func-returns-value]
+    desk.ask([question(1), question(2)], [{"values": values}] * 2)
+    values.fill_(7)
     desk.answer({"1-0": 0})
     desk.learned(["1-0"])
-    assert not waits, "nobody needs what belongs to a question that is closed"
+    assert not fetched, "nobody needs what belongs to a question that is closed"
     desk.keep()
-    assert len(waits) == 1
-    values.fill_(7)
+    assert len(fetched) == 3, "logits, input and context of the open one"
     (item,) = desk.state_dict()["open"]
-    assert item["context"]["values"].tolist() == [5, 5] and len(waits) == 1
+    assert item["context"]["values"].tolist() == [5, 5] and len(fetched) == 3
 
 
 def test_questions_of_one_batch_share_their_context_still_when_it_is_kept() -> None:

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
+import wise_atta.who.query as query_module
 from wise_atta import errors
 from wise_atta.stream import Batch, leaves
 from wise_atta.who import CANT_TELL, SKIP, Answer, Query, as_batch
@@ -78,16 +80,18 @@ def test_facts_that_cannot_be_saved_are_refused_when_asked(value: object) -> Non
         Query.of(Batch(torch.rand(1, 2), meta={"fact": value}), number=1, index=0, logits=torch.zeros(1, 2))
 
 
-def on_its_way() -> tuple[Query, list[str]]:
-    """A question whose tensors arrive when they are waited for, and how often they were."""
-    logits, inputs, waits = torch.zeros(3), {"x": torch.zeros(2)}, []
-
-    def arrived() -> None:
-        waits.append("")
-        logits.fill_(len(waits))
-        inputs["x"].fill_(len(waits))
-
-    return Query("1-0", 1, 0, "a", {}, logits, 1, inputs, arrived=arrived), waits
+def asked_away(monkeypatch: pytest.MonkeyPatch) -> tuple[Query, list[Tensor]]:
+    """A question about a batch that the host cannot read, and the tensors that came to the host since."""
+    batch, logits, fetched = Batch({"x": torch.ones(1, 2)}, ids=["a"]), torch.ones(1, 3), list[Tensor]()
+    with monkeypatch.context() as patch:
+        patch.setattr(query_module, "on_host", lambda tensor: False)
+        query = Query.of(batch, number=1, index=0, logits=logits)
+    assert isinstance(batch.inputs, dict)
+    for tensor in (batch.inputs["x"], logits):
+        tensor.fill_(7)
+    copy_of = query_module.owned
+    monkeypatch.setattr(query_module, "owned", lambda tensor: fetched.append(tensor) or copy_of(tensor))  # type: ignore[func-returns-value]
+    return query, fetched
 
 
 @pytest.mark.parametrize(
@@ -100,19 +104,23 @@ def on_its_way() -> tuple[Query, list[str]]:
         lambda query: unpack_query(pack_query(query)),
     ],
 )
-def test_tensors_on_their_way_are_waited_for_once_and_only_when_looked_at(look: Any) -> None:
-    query, waits = on_its_way()
-    assert query.classes == 3 and "1-0" in repr(query) and not waits
+def test_tensors_elsewhere_are_copied_at_once_but_fetched_only_when_looked_at(
+    look: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, fetched = asked_away(monkeypatch)
+    assert query.classes == 3 and "1-0" in repr(query) and not fetched
     seen = look(query)
     assert seen.input["x"].tolist() == [1, 1] and seen.logits.tolist() == [1, 1, 1]
-    assert query.logits.tolist() == [1, 1, 1] and len(waits) == 1
+    assert fetched
+    fetched.clear()
+    assert query.logits.tolist() == [1, 1, 1]
     query.fetch()
-    assert len(waits) == 1
+    assert not fetched
 
 
-def test_what_a_question_does_not_have_is_an_error_as_usual() -> None:
+def test_what_a_question_does_not_have_is_an_error_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AttributeError, match="nothing"):
-        _ = on_its_way()[0].nothing
+        _ = asked_away(monkeypatch)[0].nothing
 
 
 def test_logits_of_a_whole_batch_are_refused() -> None:

@@ -40,16 +40,14 @@ class Selector:
     def pick(self, view: View, k: int = 1) -> list[int]:
         """The k samples to ask for, best first; all of them if the batch is smaller."""
         check_count(k)
-        found = self.scores(view)
-        # The order is drawn while a device still computes the scores.
-        shuffled = self.shuffled(view)
-        return self.best(view, k, found.double().cpu().numpy(), shuffled)
+        return self.best(view, k, self.scores(view).tolist())
 
-    def best(self, view: View, k: int, scores: NDArray[np.float64], shuffled: NDArray[np.int64]) -> list[int]:
-        """The same, by scores on the host and an order that `shuffled` gave."""
-        if k == 1 and not self.balance:
-            return [int(shuffled[np.argmax(scores[shuffled])])]
-        ranked = shuffled[np.argsort(-scores[shuffled], kind="stable")]
+    def best(self, view: View, k: int, scores: list[float]) -> list[int]:
+        """The same, by scores on the host."""
+        if k == 1 and not self.balance and scores.count(top := max(scores)) == 1:
+            return [scores.index(top)]  # without a draw: nothing ties with it
+        shuffled = self.shuffled(view)
+        ranked = shuffled[np.argsort(-np.array(scores)[shuffled], kind="stable")]
         if not self.balance:
             return [int(i) for i in ranked[:k]]
         predicted = view.logits.argmax(dim=1).cpu().numpy()

@@ -52,6 +52,7 @@ class Account:
 
     def __init__(self, ratio: Ratio, *, per: Per = "batch", credit: float = 0, total: int | None = None) -> None:
         self.rate = exact(ratio)
+        self._labels, self._units = self.rate.as_integer_ratio()
         if per not in get_args(Per):
             raise errors.BadConfig(f"per={per!r}: a ratio counts labels per 'batch' or per 'sample'")
         if per == "sample" and self.rate > 1:
@@ -83,7 +84,7 @@ class Account:
 
     def earned(self, seen: int) -> int:
         """⌊ratio · seen⌋, what a stream of that length pays for."""
-        return self.rate.numerator * seen // self.rate.denominator
+        return self._labels * seen // self._units
 
     @property
     def allowed(self) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,12 +15,14 @@ from wise_atta.who.query import (
     AnswerLike,
     Query,
     loading,
+    on_host,
     owned,
     pack_answer,
     pack_label,
     pack_query,
     plain,
     read,
+    taken,
     unpack_answer,
     unpack_query,
 )
@@ -101,6 +103,19 @@ class Closed:
         return closed
 
 
+def _shared(copy: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """The same copy for the same memory: questions about one batch share that of their context."""
+    copies: dict[object, Tensor] = {}
+
+    def once(tensor: Tensor) -> Tensor:
+        which = tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+        if which not in copies:
+            copies[which] = copy(tensor)
+        return copies[which]
+
+    return once
+
+
 def _expired(query_id: str) -> errors.UnknownQuery:
     return errors.UnknownQuery(f"question {query_id!r} has expired: an answer comes too late now, drop it")
 
@@ -160,7 +175,7 @@ class Desk:
         self._pending: dict[str, Answered] = {}
         self._closed = Closed(remember)
         self._counts = asdict(Counts())
-        self._arriving: list[str] = []
+        self._fresh: list[str] = []
 
     def __repr__(self) -> str:
         return (
@@ -188,14 +203,12 @@ class Desk:
         return list(self._pending.values())
 
     def ask(self, queries: Sequence[Query], contexts: Sequence[Any] | None = None) -> None:
-        """Take in new questions. A context (tensors and plain values) stays with its question until it is learned.
-
-        Its tensors may be on their way to the host, if they set off before those of the question; `keep` comes later.
-        """
+        """Take in new questions. A context (tensors and plain values) stays with its question until it is learned."""
         contexts = [None] * len(queries) if contexts is None else contexts
         if len(contexts) != len(queries):
             raise errors.BadInput(f"{len(contexts)} contexts for {len(queries)} questions: give one each, or none")
         new: dict[str, _Open] = {}
+        copy = _shared(taken)
         for query, context in zip(queries, contexts, strict=True):
             if query.id in new or self._knows(query.id):
                 raise errors.BadInput(f"question {query.id!r} was asked before: every question needs its own id")
@@ -203,30 +216,21 @@ class Desk:
                 raise errors.BadInput(
                     f"question {query.id!r} has logits of {query.classes} classes, the desk keeps {self.classes}"
                 )
-            new[query.id] = _Open(query, plain(context, f"the context of question {query.id!r}"))
+            new[query.id] = _Open(query, plain(context, f"the context of question {query.id!r}", copy))
         self._open |= new
-        self._arriving += new
+        self._fresh += new
         self._counts["asked"] += len(new)
 
     def keep(self) -> None:
-        """Take copies of what came with the latest questions, now that they may wait for long."""
-        if not self._arriving:
+        """Bring what came with the latest questions to the host, now that they may wait for long."""
+        if not self._fresh:
             return
-        copies: dict[object, Tensor] = {}
-
-        def copy(tensor: Tensor) -> Tensor:
-            # Questions about one batch share the memory of their context.
-            which = tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-            if which not in copies:
-                copies[which] = owned(tensor)
-            return copies[which]
-
-        for query_id in self._arriving:
-            if (item := self._open.get(query_id) or self._pending.get(query_id)) is None:
-                continue
-            item.query.fetch()
-            item.context = plain(item.context, "context", copy)
-        self._arriving = []
+        move = _shared(lambda tensor: tensor if on_host(tensor) else owned(tensor))
+        for query_id in self._fresh:
+            if (item := self._open.get(query_id) or self._pending.get(query_id)) is not None:
+                item.query.fetch()
+                item.context = plain(item.context, "context", move)
+        self._fresh = []
 
     def show(self, ids: Iterable[str]) -> None:
         """Somebody has seen these questions. Seen again, or seen after the end, changes nothing."""
@@ -305,7 +309,7 @@ class Desk:
 
     def reset(self) -> None:
         """Forget everything, counts included."""
-        self._open, self._pending, self._arriving = {}, {}, []
+        self._open, self._pending, self._fresh = {}, {}, []
         self._closed = Closed(self._closed.remember)
         self._counts = asdict(Counts())
 
@@ -346,7 +350,7 @@ class Desk:
         ended = counts.answered + counts.cant_tell + counts.expired
         if counts.asked != len(opened) + ended or counts.answered != len(pending) + counts.learned + counts.stale:
             raise errors.StateMismatch(f"the state is damaged: its questions do not add up to {counts}")
-        self._open, self._pending, self._arriving = opened, pending, []
+        self._open, self._pending, self._fresh = opened, pending, []
         self._closed = closed
         self._counts = asdict(counts)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import InitVar, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wise_atta import errors, host
+from wise_atta import errors
 from wise_atta.stream import Batch, Inputs, leaves, tree_map
 
 
@@ -123,6 +123,9 @@ def read(raw: AnswerLike, query_id: str, classes: int) -> Answer:
 class Query:
     """One question: which class is this sample? It owns its tensors: copies on the CPU, never views of the batch.
 
+    Tensors on an accelerator are copied there, and come to the CPU when somebody looks at them: most questions that are
+    answered at once are never looked at.
+
     Parameters
     ----------
     id
@@ -139,8 +142,6 @@ class Query:
         The sample without a batch dimension; `as_batch` puts it back.
     audit
         Whether the answer serves to measure the model rather than to teach it.
-    arrived
-        Waits until logits and input are there, if they are still on their way: called when somebody looks at them.
     """
 
     id: str
@@ -152,29 +153,25 @@ class Query:
     asked_at: int
     input: Inputs = field(repr=False)
     audit: bool = False
-    arrived: InitVar[Callable[[], None] | None] = None
 
-    def __post_init__(self, arrived: Callable[[], None] | None) -> None:
+    def __post_init__(self) -> None:
         if self.logits.dim() != 1:
             raise errors.BadInput(f"question {self.id!r}: logits must be [C], not {list(self.logits.shape)}")
         own = self.__dict__
         own["sample_id"] = plain(self.sample_id, "sample_id", owned)
         own["meta"] = plain(self.meta, "meta", owned)
         own["_classes"] = len(self.logits)
-        own["_coming"] = own.pop("logits"), own.pop("input"), arrived
-        if arrived is None:
-            self.fetch()
+        own["logits"], own["input"] = taken(self.logits), tree_map(taken, self.input)
+        if not (on_host(self.logits) and all(map(on_host, leaves(self.input)))):
+            own["_away"] = own.pop("logits"), own.pop("input")
 
     def fetch(self) -> None:
-        """Wait for logits and input if they are still on their way, and take copies of them."""
+        """Bring logits and input to the CPU if they are not there yet."""
         own = self.__dict__
-        coming = own.get("_coming")
-        if coming is not None:
-            logits, inputs, arrived = coming
-            if arrived is not None:
-                arrived()
-            own["logits"], own["input"] = owned(logits), tree_map(owned, inputs)
-            own.pop("_coming", None)
+        away = own.get("_away")
+        if away is not None:
+            own["logits"], own["input"] = tree_map(owned, away)
+            own.pop("_away", None)
 
     if not TYPE_CHECKING:
 
@@ -198,24 +195,16 @@ class Query:
         >>> Query.of(batch, number=7, index=2, logits=torch.zeros(4, 10))
         Query(id='7-2', batch=7, index=2, sample_id='c', asked_at=7, audit=False)
         """
-        rows = [tensor[index] for tensor in (logits, *leaves(batch.inputs))]
-        found, arrived = host.send(rows)
-        later = all(row.is_cuda for row in rows)
-        if not later:
-            # What the host can read, it can also overwrite: it is copied now.
-            arrived()
-        places = iter(found)
         return cls(
             id=f"{number}-{index}",
             batch=number,
             index=index,
             sample_id=None if batch.ids is None else batch.ids[index],
             meta=batch.meta,
-            logits=next(places),
+            logits=logits[index],
             asked_at=number,
-            input=tree_map(lambda _: next(places), batch.inputs),
+            input=tree_map(lambda tensor: tensor[index], batch.inputs),
             audit=audit,
-            arrived=arrived if later else None,
         )
 
     @property
@@ -226,6 +215,15 @@ class Query:
 def as_batch(query: Query) -> Inputs:
     """The sample as a batch of one, as a model takes it."""
     return tree_map(lambda tensor: tensor.unsqueeze(0), query.input)
+
+
+def on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def taken(tensor: Tensor) -> Tensor:
+    """A copy of one's own, on the tensor's device."""
+    return owned(tensor) if on_host(tensor) else tensor.detach().clone()
 
 
 def owned(tensor: Tensor) -> Tensor:
