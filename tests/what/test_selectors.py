@@ -108,6 +108,23 @@ def test_ties_are_broken_at_random_from_the_seed_and_the_batch() -> None:
     assert picks != [tuple(Given(scores, seed=8).pick(view_of(number, n=5), 4)) for number in range(1, 31)]
 
 
+@pytest.mark.parametrize("k", [1, 2])
+@pytest.mark.parametrize("balance", [False, True])
+def test_scores_may_be_yes_or_no(k: int, balance: bool) -> None:
+    picks = {Given([False, True, True, False], balance=balance, seed=n).pick(view_of(n=4), k)[0] for n in range(20)}
+    assert picks == {1, 2}
+
+
+@pytest.mark.parametrize("scores", [[math.nan, 1.0, 2.0], [2.0, math.nan, 1.0], [1.0, 2.0, math.nan]])
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_score_that_is_no_number_comes_last_wherever_it_is(scores: list[float], k: int) -> None:
+    assert Given(scores).pick(view_of(n=3), k) == [scores.index(2.0), scores.index(1.0)][:k]
+
+
+def test_where_no_score_is_a_number_any_sample_may_be_asked_for() -> None:
+    assert {Given([math.nan] * 3).pick(view_of(number, n=3))[0] for number in range(1, 30)} == {0, 1, 2}
+
+
 def test_a_batch_smaller_than_k_is_asked_for_as_a_whole() -> None:
     assert sorted(MaxEntropy().pick(view_of(n=3), 5)) == [0, 1, 2]
 

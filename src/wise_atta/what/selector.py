@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ class Selector:
         self._last_score: dict[int, float] = {}
 
     def scores(self, view: View) -> Tensor:
-        """One number a sample; the highest is asked for."""
+        """One number a sample; the highest is asked for, NaN last of all."""
         raise NotImplementedError
 
     def pick(self, view: View, k: int = 1) -> list[int]:
@@ -44,10 +45,11 @@ class Selector:
 
     def best(self, view: View, k: int, scores: list[float]) -> list[int]:
         """The same, by scores on the host."""
-        if k == 1 and not self.balance and scores.count(top := max(scores)) == 1:
+        # NaN comes last, as in the order below; only in front is it what `max` gives.
+        if k == 1 and not self.balance and scores.count(top := max(scores)) == 1 and not math.isnan(top):
             return [scores.index(top)]  # without a draw: nothing ties with it
         shuffled = self.shuffled(view)
-        ranked = shuffled[np.argsort(-np.array(scores)[shuffled], kind="stable")]
+        ranked = shuffled[np.argsort(-np.array(scores, dtype=np.float64)[shuffled], kind="stable")]
         if not self.balance:
             return [int(i) for i in ranked[:k]]
         predicted = view.logits.argmax(dim=1).cpu().numpy()
