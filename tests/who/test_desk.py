@@ -19,7 +19,7 @@ import wise_atta.who.desk as desk_module
 import wise_atta.who.query as query_module
 from wise_atta import errors
 from wise_atta.stream import Batch
-from wise_atta.who import CANT_TELL, SKIP, Answer, Counts, Desk, Query
+from wise_atta.who import CANT_TELL, SKIP, Answer, Counts, Desk, Inbox, Query
 
 CLASSES = 4
 
@@ -397,6 +397,24 @@ def test_what_is_elsewhere_comes_to_the_host_if_its_question_still_waits(monkeyp
     assert len(fetched) == 3, "logits, input and context of the open one"
     (item,) = desk.state_dict()["open"]
     assert item["context"]["values"].tolist() == [5, 5] and len(fetched) == 3
+
+
+def test_what_was_loaded_onto_an_accelerator_does_not_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk, loaded, inbox = Desk(CLASSES), Desk(CLASSES), Inbox()
+    desk.ask([question(1), question(2)], [{"values": torch.ones(2)}] * 2)
+    desk.answer({"1-0": 0})
+    inbox.ask(desk.open, now=2)
+    states, there = (saved(desk.state_dict()), saved(inbox.state_dict())), list[Tensor]()
+    for module in (query_module, desk_module):
+        monkeypatch.setattr(module, "on_host", lambda tensor: any(tensor is known for known in there))
+        monkeypatch.setattr(module, "owned", lambda tensor: there.append(tensor.clone()) or there[-1])  # type: ignore[func-returns-value]
+    loaded.load_state_dict(states[0])
+    inbox.load_state_dict(states[1])
+    (pending,), (waiting,), (shown,) = loaded.pending, loaded.open, inbox.open()
+    found = [pending.context["values"]]
+    for query in (pending.query, waiting, shown):
+        found += [vars(query)["logits"], vars(query)["input"]]
+    assert all(map(desk_module.on_host, found))
 
 
 def test_questions_of_one_batch_share_their_context_still_when_it_is_kept() -> None:

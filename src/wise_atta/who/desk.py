@@ -116,6 +116,10 @@ def _shared(copy: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return once
 
 
+def _to_host(tensor: Tensor) -> Tensor:
+    return tensor if on_host(tensor) else owned(tensor)
+
+
 def _expired(query_id: str) -> errors.UnknownQuery:
     return errors.UnknownQuery(f"question {query_id!r} has expired: an answer comes too late now, drop it")
 
@@ -225,7 +229,7 @@ class Desk:
         """Bring what came with the latest questions to the host, now that they may wait for long."""
         if not self._fresh:
             return
-        move = _shared(lambda tensor: tensor if on_host(tensor) else owned(tensor))
+        move = _shared(_to_host)
         for query_id in self._fresh:
             if (item := self._open.get(query_id) or self._pending.get(query_id)) is not None:
                 item.query.fetch()
@@ -332,15 +336,20 @@ class Desk:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state. Raises `StateMismatch`, and changes nothing, if it is not one of this desk's."""
+        move = _shared(_to_host)
         with loading("a desk of questions"):
             classes, counts = state["classes"], Counts(**state["counts"])
             opened = {
-                item["query"]["id"]: _Open(unpack_query(item["query"]), item["context"], item["shown"])
+                item["query"]["id"]: _Open(
+                    unpack_query(item["query"]), plain(item["context"], "context", move), item["shown"]
+                )
                 for item in state["open"]
             }
             pending = {
                 item["query"]["id"]: Answered(
-                    unpack_query(item["query"]), unpack_answer(item["answer"]), item["context"]
+                    unpack_query(item["query"]),
+                    unpack_answer(item["answer"]),
+                    plain(item["context"], "context", move),
                 )
                 for item in state["pending"]
             }

@@ -300,4 +300,7 @@ def pack_query(query: Query) -> dict[str, Any]:
 
 def unpack_query(state: Mapping[str, Any]) -> Query:
     """The question that `pack_query` saved, with tensors of its own."""
-    return Query(**{item.name: state[item.name] for item in fields(Query)})
+    query = Query(**{item.name: state[item.name] for item in fields(Query)})
+    # A state that was read onto an accelerator: nobody may look at its questions for long.
+    query.fetch()
+    return query
