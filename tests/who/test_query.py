@@ -118,6 +118,34 @@ def test_tensors_elsewhere_are_copied_at_once_but_fetched_only_when_looked_at(
     assert not fetched
 
 
+def test_who_looks_waits_until_the_copies_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        """Makes the copies only when somebody waits for it."""
+
+        def __init__(self, *copies: Tensor) -> None:
+            self.copies = copies
+
+        def synchronize(self) -> None:
+            for copied in self.copies:
+                copied.fill_(5)
+
+    monkeypatch.setattr(query_module, "working", Stream)
+    query, _ = asked_away(monkeypatch)
+    assert query.input["x"].tolist() == [5, 5] and query.logits.tolist() == [5, 5, 5]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
+def test_another_stream_sees_the_sample_that_was_asked_about() -> None:
+    inputs, logits = torch.rand(1, 1000, device="cuda"), torch.rand(1, 3, device="cuda")
+    expected = inputs[0].cpu(), logits[0].cpu()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(100_000_000)
+        query = Query.of(Batch(inputs), number=1, index=0, logits=logits)
+    assert torch.equal(query.input, expected[0]) and torch.equal(query.logits, expected[1])
+
+
 def test_what_a_question_does_not_have_is_an_error_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AttributeError, match="nothing"):
         _ = asked_away(monkeypatch)[0].nothing

@@ -163,14 +163,19 @@ class Query:
         own["_classes"] = len(self.logits)
         own["logits"], own["input"] = taken(self.logits), tree_map(taken, self.input)
         if not (on_host(self.logits) and all(map(on_host, leaves(self.input)))):
-            own["_away"] = own.pop("logits"), own.pop("input")
+            stream = working(own["logits"], *leaves(own["input"]))
+            own["_away"] = own.pop("logits"), own.pop("input"), stream
 
     def fetch(self) -> None:
         """Bring logits and input to the CPU if they are not there yet."""
         own = self.__dict__
         away = own.get("_away")
         if away is not None:
-            own["logits"], own["input"] = tree_map(owned, away)
+            logits, inputs, stream = away
+            if stream is not None:
+                # Whoever looks may be on another one, which does not wait for the copies to be made.
+                stream.synchronize()
+            own["logits"], own["input"] = owned(logits), tree_map(owned, inputs)
             own.pop("_away", None)
 
     if not TYPE_CHECKING:
@@ -224,6 +229,12 @@ def on_host(tensor: Tensor) -> bool:
 def taken(tensor: Tensor) -> Tensor:
     """A copy of one's own, on the tensor's device."""
     return owned(tensor) if on_host(tensor) else tensor.detach().clone()
+
+
+def working(*tensors: Tensor) -> torch.cuda.Stream | None:
+    """The stream that works on tensors at this moment, if any of them is on a GPU."""
+    device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+    return None if device is None else torch.cuda.current_stream(device)
 
 
 def owned(tensor: Tensor) -> Tensor:
