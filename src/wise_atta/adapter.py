@@ -270,6 +270,9 @@ class Adapter:
             self.update.start_early(forward)
             forward.first = None
         read = arrived()
+        if self._desk is not None:
+            # Questions of earlier batches that still wait move to the host: here, where the device has nothing to do.
+            self._desk.keep()
         all_finite, score = read[0], read[1] if ask else float("nan")
         scores = len(numbers) if prepared is None else len(numbers) + count
         if prepared is not None:
@@ -376,8 +379,6 @@ class Adapter:
     def _ask(self, queries: Sequence[Query], context: dict[str, Any] | None, classes: int) -> None:
         if self._desk is None:
             self._desk = Desk(classes, expires_after=self.expires_after)
-        # Questions of earlier batches that still wait move to the host: here, where the device has nothing to do.
-        self._desk.keep()
         if queries:
             self._desk.ask(queries, [context] * len(queries))
 

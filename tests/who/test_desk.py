@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from core import nets
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -17,7 +18,7 @@ from torch import Tensor
 
 import wise_atta.who.desk as desk_module
 import wise_atta.who.query as query_module
-from wise_atta import errors
+from wise_atta import adapt, errors
 from wise_atta.stream import Batch
 from wise_atta.who import CANT_TELL, SKIP, Answer, Counts, Desk, Inbox, Query
 
@@ -397,6 +398,21 @@ def test_what_is_elsewhere_comes_to_the_host_if_its_question_still_waits(monkeyp
     assert len(fetched) == 3, "logits, input and context of the open one"
     (item,) = desk.state_dict()["open"]
     assert item["context"]["values"].tolist() == [5, 5] and len(fetched) == 3
+
+
+@pytest.mark.parametrize("shadow", [False, True])
+def test_questions_come_to_the_host_with_the_next_batch_though_it_asks_nothing(
+    shadow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter = adapt(nets.make(), "wise", ratio=1.0, policy="uniform", statistics="batch", shadow=shadow)
+    monkeypatch.setattr(query_module, "on_host", lambda tensor: False)
+    adapter.learn(adapter.predict(nets.batch()))
+    (query,) = adapter.open
+    assert "input" not in vars(query)
+    answering, seen = adapter._answering, list[bool]()
+    monkeypatch.setattr(adapter, "_answering", lambda inputs: seen.append("input" in vars(query)) or answering(inputs))
+    adapter.predict(nets.batch(number=2), ask=False)
+    assert "input" in vars(query) and seen == [True] * shadow, "the device works for the answer already"
 
 
 def test_what_was_loaded_onto_an_accelerator_does_not_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
