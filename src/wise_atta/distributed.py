@@ -399,13 +399,6 @@ class SharedAdapter(Adapter):
         said = torch.stack(self.ranks.gather(numbers)).tolist()
         return lambda: [min(row[0] for row in said), *said[0][1:]]
 
-    def _context(self, forward: Forward) -> dict[str, Any] | None:
-        found = super()._context(forward)
-        # The question may be another rank's, so that nothing follows from here that could be waited for.
-        if found is not None and self.classifier.device.type == "cuda":
-            torch.cuda.current_stream(self.classifier.device).synchronize()
-        return found
-
     def _questions(self, batch: Batch, number: int, rows: Sequence[int], logits: Tensor) -> list[Query]:
         own = self.classifier.own(batch.inputs)
         problem: Exception | None = None
