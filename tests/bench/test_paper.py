@@ -17,11 +17,14 @@ from typer.testing import CliRunner
 
 from wise_atta import errors
 from wise_atta.bench import runs as bundles
+from wise_atta.bench.experiment import read_cards
 from wise_atta.bench.paper import ITEMS, experiments, item, places, tables
 from wise_atta.bench.paper.cli import app
 from wise_atta.bench.paper.gather import Gathered, Measured, gather, read
 from wise_atta.bench.paper.items import NETWORKS, STAGES
+from wise_atta.bench.record import write_cards
 from wise_atta.bench.rivals import SETTINGS
+from wise_atta.bench.verify import summarise
 from wise_atta.data import models
 from wise_atta.model import Classifier
 
@@ -213,6 +216,28 @@ def test_show_prints_paper_ours_and_difference_and_what_was_not_run(runs: Path) 
     assert row[-1] == "2 of 3"
     assert lines["WISE-ATTA, delay 200"][2] == tables.NOT_RUN
     assert "wise-atta paper run delay --on digits --limit 32 --device cpu --threads 1" in result.output
+
+
+def test_rows_with_nudged_runs_say_what_is_chance(runs: Path, tmp_path: Path) -> None:
+    assert "nudged" not in tables.text(gathered("delay", runs))
+    assert invoke("publish", "delay", runs, "--out", tmp_path).exit_code == 0
+    cards = read_cards(tmp_path / "digits" / "delay" / "cards.json")
+    prompt = gathered("delay", runs).cells["WISE-ATTA, delay 0", "digits ctta"].runs
+    for run, nudged in zip(prompt, ([8.0, 10.0], [10.0, 14.0]), strict=True):
+        (card,) = (card for card in cards if card["digest"] == run.card["digest"])
+        card["spread"] = summarise(nudged)
+    write_cards(tmp_path / "digits" / "delay" / "cards.json", cards)
+    lines = tables.text(gathered("delay", tmp_path)).splitlines()
+    rows = {cells[1]: dict(zip(heads, cells, strict=True)) for heads, cells in _table(lines)}
+    # Means of 9 and 12; variances of 2 and 8, so a deviation of √5.
+    assert rows["WISE-ATTA, delay 0"]["nudged"] == "10.50 ± 2.24"
+    assert rows["WISE-ATTA, delay 50"]["nudged"] == tables.NOTHING
+
+
+def _table(lines: list[str]) -> list[tuple[list[str], list[str]]]:
+    """Heading and cells of every row of the first table."""
+    found = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("| ")]
+    return [(found[0], cells) for cells in found[2:] if len(cells) == len(found[0])]
 
 
 def test_the_command_for_what_is_missing_names_the_missing_rows_alone(runs: Path) -> None:

@@ -18,7 +18,17 @@ from wise_atta.bench import verify as verify_module
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, read_cards, read_mapping
 from wise_atta.bench.record import write_cards, write_json
 from wise_atta.bench.runs import bundle, find
-from wise_atta.bench.verify import add_spread, borrowed, measured, once, put_spreads, spread, summarise, verify
+from wise_atta.bench.verify import (
+    add_spread,
+    borrowed,
+    chance_table,
+    measured,
+    once,
+    put_spreads,
+    spread,
+    summarise,
+    verify,
+)
 
 ONE = Experiment(
     data="digits+c",
@@ -171,7 +181,22 @@ def test_what_of_an_error_is_chance_is_shown_over_seeds(card: dict[str, Any], tm
     write_cards(tmp_path / "cards.json", [seeded(1, 10.0, [8.0, 10.0]), seeded(2, 12.0, [10.0, 14.0])])
     shown = CliRunner().invoke(cli.app, ["spread", str(tmp_path), "--show"])
     # Means of 9 and 12; variances of 2 and 8, so a deviation of √5.
-    assert shown.exit_code == 0 and shown.stdout.splitlines()[2:] == ["| tent |  | 2 | 11.00 | 10.50 | 2.24 |"]
+    assert shown.exit_code == 0 and shown.stdout.splitlines()[2:] == ["| tent | 2 | 11.00 | 10.50 | 2.24 |"]
+
+
+def test_experiments_of_one_name_are_told_apart_by_what_differs(card: dict[str, Any]) -> None:
+    def other(digest: str, **fields: Any) -> dict[str, Any]:
+        whole = card["experiment"] | fields
+        return {**card, "digest": digest, "experiment": whole, "spread": summarise([10.0, 11.0])}
+
+    kinds = [other("a"), other("b", delay=2), other("c", tag="mine", delay=3), other("d", delay=2, options={})]
+    lines = chance_table([*kinds, kinds[0]]).splitlines()[2:]
+    assert [line.split("|")[1:3] for line in lines] == [
+        [" tent, delay=0, options.lr=0.05 ", " 1 "],
+        [" tent, delay=2, options.lr=0.05 ", " 1 "],
+        [" mine ", " 1 "],
+        [" tent, delay=2 ", " 1 "],
+    ]
 
 
 def test_a_nudge_moves_every_weight_by_its_last_bits_and_leaves_the_model_alone() -> None:

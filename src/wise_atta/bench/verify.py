@@ -157,19 +157,42 @@ def _family(card: Mapping[str, Any]) -> str:
 def chance_table(cards: Sequence[Mapping[str, Any]]) -> str:
     """What of the cards' errors is chance: a line an experiment, over its seeds, from measured spreads."""
     families: dict[str, list[Mapping[str, Any]]] = {}
-    for card in cards:
+    for card in {str(card["digest"]): card for card in cards}.values():
         if "errors" in card.get("spread", {}):
             families.setdefault(_family(card), []).append(card)
+    names = _names([Experiment.parse(kin[0]["experiment"]) for kin in families.values()])
     lines = []
-    for kin in families.values():
-        experiment = Experiment.parse(kin[0]["experiment"])
+    for name, kin in zip(names, families.values(), strict=True):
         spreads = [card["spread"] for card in kin]
         chance = float(np.sqrt(np.mean([known["deviation"] ** 2 for known in spreads])))
-        name = experiment.tag or experiment.name.removesuffix(f"-s{experiment.seed}")
         numbers = np.mean([card["results"]["error"] for card in kin]), np.mean([known["mean"] for known in spreads])
-        delay = str(experiment.delay) if experiment.delay else ""
-        lines.append([name, delay, str(len(kin)), *(f"{number:.2f}" for number in (*numbers, chance))])
-    return markdown(["experiment", "delay", "seeds", "error %", "of nudged runs %", "their deviation"], lines)
+        lines.append([name, str(len(kin)), *(f"{number:.2f}" for number in (*numbers, chance))])
+    return markdown(["experiment", "seeds", "error %", "of nudged runs %", "their deviation"], lines)
+
+
+def _names(experiments: Sequence[Experiment]) -> list[str]:
+    """What to call experiments: by tag or short name, and by what tells each from its namesakes."""
+    short = [experiment.tag or experiment.name.removesuffix(f"-s{experiment.seed}") for experiment in experiments]
+    details = [_flat(experiment.model_dump(mode="json", exclude={"tag", "seed"})) for experiment in experiments]
+    names = []
+    for name, own in zip(short, details, strict=True):
+        namesakes = [other for called, other in zip(short, details, strict=True) if called == name]
+        fields = {field for other in namesakes for field in other if other[field] != own.get(field)} | {
+            field for field in own if any(field not in other for other in namesakes)
+        }
+        names.append(", ".join([name, *(f"{field}={own[field]}" for field in sorted(fields & own.keys()))]))
+    return names
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values by path, without those that are not set and the stream's seed."""
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{name}.")
+        elif value is not None and f"{prefix}{name}" != "stream.seed":
+            found[f"{prefix}{name}"] = value
+    return found
 
 
 def put_spreads(file: Path, spreads: Mapping[str, Mapping[str, Any]]) -> list[str]:

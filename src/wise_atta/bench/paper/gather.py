@@ -170,6 +170,11 @@ class Cell:
         }
 
     @property
+    def nudged(self) -> list[list[float]]:
+        """Errors of runs with nudged weights, for each seed whose card has a spread of its own."""
+        return [run.card["spread"]["errors"] for run in self.runs if "errors" in run.card.get("spread", {})]
+
+    @property
     def limit(self) -> int | None:
         """Pictures a domain, where the stream was made shorter than the setting's."""
         found = self.runs[0].card["experiment"]["stream"].get("limit")

@@ -68,6 +68,7 @@ def facts(found: Gathered) -> dict[str, Any]:
                 if found.on is None
                 else tables.paper_mean(found, cell.row.name, cell.spot.name),
                 "ours": cell.values(),
+                "nudged": cell.nudged,
                 "labels": cell.values(result="labels_spent"),
             }
             for cell in found.cells.values()

@@ -109,12 +109,14 @@ def _errors_on_hand(found: Gathered) -> list[str]:
     """A table a protocol. The data are not the paper's: what compares is a row's difference to the reference."""
     digits, reference = _digits(found), found.item.reference
     versus = f"against {reference}"
-    tables, compared = [], False
+    tables, compared, chance = [], False, False
     for spot in found.spots:
         base, base_paper = found.measured(reference, spot), paper_mean(found, reference, spot)
         papers = {row: paper_mean(found, row, spot) for row in found.item.rows}
         printed = any(paper is not None for paper in papers.values())
         compared = compared or printed
+        nudged = {row: cell.nudged for row in papers if (cell := found.cell(row, spot)) is not None and cell.nudged}
+        chance = chance or bool(nudged)
         lines = []
         for row, paper in papers.items():
             ours = found.measured(row, spot)
@@ -125,19 +127,39 @@ def _errors_on_hand(found: Gathered) -> list[str]:
                 [
                     row,
                     *(said if printed else said[1:2]),
+                    *([_chance(nudged.get(row, []))] if nudged else []),
                     *([NOTHING if gained is None else f"{gained:+.{digits}f}"] if printed else []),
                     NOTHING if gain is None else gain.text(2, "+"),
                     _labels(found, row, spot),
                     _runs(found, row, Column(spot, (spot,))),
                 ]
             )
-        heads = [spot, "paper*", "ours", "difference", f"paper, {versus}", f"ours, {versus}", "labels", "runs"]
-        tables.append(markdown(heads if printed else [spot, "ours", f"ours, {versus}", "labels", "runs"], lines))
-    note = (
-        "\\* On the paper's own data, mean over its columns: `difference` compares streams, the columns `against` what "
-        "a row gains or loses, in points, ours seed by seed."
-    )
-    return [*tables, note] if compared else tables
+        heads = [
+            *([spot, "paper*", "ours", "difference"] if printed else [spot, "ours"]),
+            *(["nudged"] if nudged else []),
+            *([f"paper, {versus}"] if printed else []),
+            *(f"ours, {versus}", "labels", "runs"),
+        ]
+        tables.append(markdown(heads, lines))
+    if compared:
+        tables.append(
+            "\\* On the paper's own data, mean over its columns: `difference` compares streams, the columns `against` "
+            "what a row gains or loses, in points, ours seed by seed."
+        )
+    if chance:
+        tables.append(
+            "`nudged`: mean and deviation of runs whose weights were moved by 1e-7, ten for each seed that has them. "
+            "So far do runs come apart by chance alone, which seeds that draw the same do not show."
+        )
+    return tables
+
+
+def _chance(nudged: Sequence[Sequence[float]]) -> str:
+    """Mean over all nudged runs of a row, and their deviation within a seed."""
+    if not nudged:
+        return NOTHING
+    deviation = np.sqrt(np.mean([np.var(errors, ddof=1) for errors in nudged]))
+    return f"{np.mean([np.mean(errors) for errors in nudged]):.2f} ± {deviation:.2f}"
 
 
 def paper_mean(found: Gathered, row: str, spot: str) -> float | None:
