@@ -177,10 +177,8 @@ def _names(experiments: Sequence[Experiment]) -> list[str]:
     names = []
     for name, own in zip(short, details, strict=True):
         namesakes = [other for called, other in zip(short, details, strict=True) if called == name]
-        fields = {field for other in namesakes for field in other if other[field] != own.get(field)} | {
-            field for field in own if any(field not in other for other in namesakes)
-        }
-        names.append(", ".join([name, *(f"{field}={own[field]}" for field in sorted(fields & own.keys()))]))
+        telling = [field for field in sorted(own) if any(other.get(field) != own[field] for other in namesakes)]
+        names.append(", ".join([name, *(f"{field}={own[field]}" for field in telling)]))
     return names
 
 
