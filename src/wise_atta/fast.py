@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -117,6 +119,42 @@ def straight(norm: _BatchNorm) -> None:
         )
 
     norm.forward = forward  # type: ignore[assignment, method-assign]
+
+
+# Their backward needs their input, which in place is copied first: one more pass over the memory.
+_NEED_INPUT = (nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Mish, nn.SiLU, nn.Threshold)
+_MAKE_NEW = (_ConvNd, _BatchNorm, nn.Linear, nn.GroupNorm, nn.LayerNorm)
+
+
+class InPlace:
+    """Activations that are in place without a graph, and not with one, where they would copy their input.
+
+    Only those of norm layers and those that follow a layer in a plain sequence, and stand nowhere else: there nobody
+    else sees their input, and what they return is used.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        places = Counter(child for owner in module.modules() for child in owner._modules.values())
+        self._found = [
+            vars(layer)
+            for owner in module.modules()
+            for before, layer in self._pairs(owner)
+            if isinstance(before, _MAKE_NEW) and isinstance(layer, _NEED_INPUT) and layer.inplace and places[layer] == 1
+        ]
+        self._graph = False
+
+    @staticmethod
+    def _pairs(owner: nn.Module) -> Iterable[tuple[nn.Module, nn.Module]]:
+        if isinstance(owner, _BatchNorm):
+            return ((owner, child) for child in owner.children())
+        return itertools.pairwise(owner) if type(owner) is nn.Sequential else ()
+
+    def set(self, graph: bool) -> None:
+        """What follows keeps a graph, or does not."""
+        if graph != self._graph:
+            self._graph = graph
+            for layer in self._found:
+                layer["inplace"] = not graph
 
 
 @dataclass(frozen=True, eq=False)

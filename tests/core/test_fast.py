@@ -12,6 +12,7 @@ from core.checks import look, same
 from core.count import Kernels
 from core.fast import METHODS
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from wise_atta import Adapter, adapt, errors, who
 from wise_atta.fast import straight
@@ -199,6 +200,78 @@ def steps_of(adapter: Adapter, n: int = 4) -> list[tuple[int, int, int]]:
         after = adapter.classifier.work.backwards
         found.append((between[0] - before[0], between[1] - before[1], after - between[1]))
     return found
+
+
+ACTIVATIONS = [nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Mish, nn.ReLU6, nn.SiLU]
+
+
+class NormAct(nn.BatchNorm2d):
+    """A norm layer that holds its activation, as timm's do."""
+
+    def __init__(self, act: nn.Module) -> None:
+        super().__init__(4)
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.act(super().forward(x))
+        return out
+
+
+class Relies(nn.Module):
+    """Activations in place: two whose input nobody else sees, and three on which the rest of the block relies."""
+
+    def __init__(self, activation: type[nn.ReLU6]) -> None:
+        super().__init__()
+        hidden, last, first, self.shared, self.alone = (activation(inplace=True) for _ in range(5))
+        self.seen = nn.Sequential(nn.Conv2d(3, 4, 3), NormAct(hidden), nn.Conv2d(4, 4, 1), last)
+        self.first = nn.Sequential(first, nn.Conv2d(4, 4, 1), self.shared)
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.seen(x)
+        x = x + self.first(2 * x - 1)
+        kept = 2 * x - 1
+        self.alone(kept)
+        self.shared(kept)
+        logits: Tensor = self.head(kept.mean(dim=(2, 3)))
+        return logits
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies of whole tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket.__name__ == "clone"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_in_place_copy_nothing_for_the_backward_where_nobody_can_tell(activation: type[nn.ReLU6]) -> None:
+    torch.manual_seed(0)
+    net = Relies(activation).eval()
+    x = torch.randn(6, 3, 8, 8)
+    classifier = Classifier(net, statistics="batch")
+    with classifier._replica() as replica:
+        seen: Any = replica.module.get_submodule("seen")
+    with Copies() as copies:
+        forward = classifier.forward(x, grad=True)
+    # Those that the net relies on are left as they are, and copy: the first, the shared one twice, and the lone one.
+    assert copies.count == 4 and not (seen[1].act.inplace or seen[3].inplace)
+    assert torch.equal(classifier.forward(x).logits, forward.logits)
+    assert seen[1].act.inplace and seen[3].inplace
+    assert all(layer.inplace for layer in net.modules() if isinstance(layer, activation))
+    # The gradients are those of the net as it is.
+    norm: Any = net.seen[1]
+    norm.train()
+    own = net(x)
+    torch.testing.assert_close(own, forward.logits, rtol=0, atol=0)
+    due = torch.autograd.grad(own.square().sum(), [norm.weight, norm.bias])
+    found = classifier.gradients(forward.logits.square().sum(), forward.version, ["adapted"])["adapted"]
+    assert all(torch.equal(grad, other) for grad, other in zip(found, due, strict=True))
 
 
 def test_the_backward_of_a_batch_that_cannot_be_asked_about_begins_in_predict() -> None:
