@@ -129,8 +129,8 @@ _MAKE_NEW = (_ConvNd, _BatchNorm, nn.Linear, nn.GroupNorm, nn.LayerNorm)
 class InPlace:
     """Activations that are in place without a graph, and not with one, where they would copy their input.
 
-    Only those of norm layers and those that follow a layer in a plain sequence, and stand nowhere else: there nobody
-    else sees their input, and what they return is used.
+    Only those of timm's norm layers and those that follow a layer in a plain sequence, and stand nowhere else: there
+    nobody else sees their input, and what they return is used.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -145,7 +145,7 @@ class InPlace:
 
     @staticmethod
     def _pairs(owner: nn.Module) -> Iterable[tuple[nn.Module, nn.Module]]:
-        if isinstance(owner, _BatchNorm):
+        if type(owner).__module__ == "timm.layers.norm_act":
             return ((owner, child) for child in owner.children())
         return itertools.pairwise(owner) if type(owner) is nn.Sequential else ()
 

@@ -6,6 +6,7 @@ import weakref
 from typing import Any, ClassVar
 
 import pytest
+import timm
 import torch
 from core import nets
 from core.checks import look, same
@@ -206,31 +207,34 @@ ACTIVATIONS = [nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Mish, nn.ReLU6, nn.
 
 
 class NormAct(nn.BatchNorm2d):
-    """A norm layer that holds its activation, as timm's do."""
+    """A norm layer that holds its activation, as timm's do, but relies on its being in place."""
 
     def __init__(self, act: nn.Module) -> None:
         super().__init__(4)
         self.act = act
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.act(super().forward(x))
+        out = super().forward(x)
+        self.act(out)
         return out
 
 
 class Relies(nn.Module):
-    """Activations in place: two whose input nobody else sees, and three on which the rest of the block relies."""
+    """Activations in place: two whose input nobody else sees, and four on which the rest of the net relies."""
 
     def __init__(self, activation: type[nn.ReLU6]) -> None:
         super().__init__()
-        hidden, last, first, self.shared, self.alone = (activation(inplace=True) for _ in range(5))
-        self.seen = nn.Sequential(nn.Conv2d(3, 4, 3), NormAct(hidden), nn.Conv2d(4, 4, 1), last)
+        last, first, own, self.shared, self.alone = (activation(inplace=True) for _ in range(5))
+        hidden = timm.layers.BatchNormAct2d(4, act_layer=activation)
+        self.seen = nn.Sequential(nn.Conv2d(3, 4, 3), hidden, nn.Conv2d(4, 4, 1), last)
         self.first = nn.Sequential(first, nn.Conv2d(4, 4, 1), self.shared)
+        self.own = NormAct(own)
         self.head = nn.Linear(4, 5)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.seen(x)
         x = x + self.first(2 * x - 1)
-        kept = 2 * x - 1
+        kept = self.own(2 * x - 1)
         self.alone(kept)
         self.shared(kept)
         logits: Tensor = self.head(kept.mean(dim=(2, 3)))
@@ -259,17 +263,19 @@ def test_activations_in_place_copy_nothing_for_the_backward_where_nobody_can_tel
         seen: Any = replica.module.get_submodule("seen")
     with Copies() as copies:
         forward = classifier.forward(x, grad=True)
-    # Those that the net relies on are left as they are, and copy: the first, the shared one twice, and the lone one.
-    assert copies.count == 4 and not (seen[1].act.inplace or seen[3].inplace)
+    # Those that the net relies on are left as they are, and copy: the first, the shared one twice, the lone one
+    # and the own one.
+    assert copies.count == 5 and not (seen[1].act.inplace or seen[3].inplace)
     assert torch.equal(classifier.forward(x).logits, forward.logits)
     assert seen[1].act.inplace and seen[3].inplace
     assert all(layer.inplace for layer in net.modules() if isinstance(layer, activation))
     # The gradients are those of the net as it is.
     norm: Any = net.seen[1]
     norm.train()
+    net.own.train()
     own = net(x)
     torch.testing.assert_close(own, forward.logits, rtol=0, atol=0)
-    due = torch.autograd.grad(own.square().sum(), [norm.weight, norm.bias])
+    due = torch.autograd.grad(own.square().sum(), [norm.weight, norm.bias, net.own.weight, net.own.bias])
     found = classifier.gradients(forward.logits.square().sum(), forward.version, ["adapted"])["adapted"]
     assert all(torch.equal(grad, other) for grad, other in zip(found, due, strict=True))
 
