@@ -133,11 +133,13 @@ class InPlace:
     nobody else sees their input, and what they return is used.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        places = Counter(child for owner in module.modules() for child in owner._modules.values())
+    def __init__(self, module: nn.Module, compiled: bool) -> None:
+        # What is compiled has no such copies, and would be compiled again at every change.
+        owners = [] if compiled else list(module.modules())
+        places = Counter(child for owner in owners for child in owner._modules.values())
         self._found = [
             vars(layer)
-            for owner in module.modules()
+            for owner in owners
             for before, layer in self._pairs(owner)
             if isinstance(before, _MAKE_NEW) and isinstance(layer, _NEED_INPUT) and layer.inplace and places[layer] == 1
         ]

@@ -16,9 +16,15 @@ def send(tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
     """
     # To pinned memory, which torch takes for such a copy: for any other it would wait here.
     found = [tensor.to("cpu", non_blocking=True) if tensor.is_cuda else tensor for tensor in tensors]
-    device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
-    if device is None:
+    stream = working(tensors)
+    if stream is None:
         return found, lambda: None
     sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    sent.record(torch.cuda.current_stream(device))
+    sent.record(stream)
     return found, sent.synchronize
+
+
+def working(tensors: Sequence[Tensor]) -> torch.cuda.Stream | None:
+    """The stream that works on tensors at this moment, if any of them is on a GPU."""
+    device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+    return None if device is None else torch.cuda.current_stream(device)

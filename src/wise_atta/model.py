@@ -226,8 +226,7 @@ class _Replica:
 
     def _set_up(self, modules: Mapping[str, nn.Module], how: _How) -> None:
         self.first = fast.FirstLayer(self.module, self._adapts, how.compile)
-        # What is compiled has no such copies, and would be compiled again at every change.
-        self.in_place = None if how.compile else fast.InPlace(self.module)
+        self.in_place = fast.InPlace(self.module, how.compile)
         if self._widens:
             fast.without_autocast(self.head, how.device)
         if how.quick and not how.compile:
@@ -744,8 +743,7 @@ class Classifier:
             inputs = tree_map(lambda leaf: leaf.bfloat16() if leaf.is_floating_point() else leaf, inputs)
         if self._how.channels_last:
             inputs = tree_map(fast.channels_last, inputs)
-        if replica.in_place is not None:
-            replica.in_place.set(torch.is_grad_enabled())
+        replica.in_place.set(torch.is_grad_enabled())
         try:
             with fast.lowered(self._how.precision, self.device):
                 if isinstance(inputs, Tensor):

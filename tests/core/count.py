@@ -10,15 +10,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Kernels(TorchDispatchMode):
-    """Counts kernels by name: forwards as ("convolution", with gradients?, samples), backwards by name alone."""
+    """Counts kernels by name: forwards as ("convolution", with gradients?, samples), backwards by name."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: Counter[tuple[str, bool, int]] = Counter()
         self.backwards: Counter[str] = Counter()
+        self.copies = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
+        self.copies += name == "clone"
         if name.endswith("_backward"):
             self.backwards[name] += 1
         elif name in ("convolution", "addmm"):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import wise_atta.who.query as query_module
-from wise_atta import errors
+from wise_atta import errors, host
 from wise_atta.stream import Batch, leaves
 from wise_atta.who import CANT_TELL, SKIP, Answer, Query, as_batch
 from wise_atta.who.query import pack_query, read, unpack_query
@@ -122,14 +122,14 @@ def test_who_looks_waits_until_the_copies_are_made(monkeypatch: pytest.MonkeyPat
     class Stream:
         """Makes the copies only when somebody waits for it."""
 
-        def __init__(self, *copies: Tensor) -> None:
+        def __init__(self, copies: list[Tensor]) -> None:
             self.copies = copies
 
         def synchronize(self) -> None:
             for copied in self.copies:
                 copied.fill_(5)
 
-    monkeypatch.setattr(query_module, "working", Stream)
+    monkeypatch.setattr(host, "working", Stream)
     query, _ = asked_away(monkeypatch)
     assert query.input["x"].tolist() == [5, 5] and query.logits.tolist() == [5, 5, 5]
 

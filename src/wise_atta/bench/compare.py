@@ -176,11 +176,11 @@ def compare(a: Run, b: Run, *, tolerance: float = TOLERANCE) -> Comparison:
         a=str(a.where),
         b=str(b.where),
         tolerance=tolerance,
-        config=tuple(f for f in _differing(a.experiment, b.experiment) if f.name not in _NOT_COMPARED),
-        data=(*_differing(spec_a, spec_b), *(f for f in _differing(stream_a, stream_b) if f.name not in unknown)),
-        weights=tuple(_differing(a.provenance.get("model", {}), b.provenance.get("model", {}))),
-        place=tuple(_differing(_place(a), _place(b))),
-        results=tuple(_differing(_results(a), _results(b))),
+        config=tuple(f for f in differing(a.experiment, b.experiment) if f.name not in _NOT_COMPARED),
+        data=(*differing(spec_a, spec_b), *(f for f in differing(stream_a, stream_b) if f.name not in unknown)),
+        weights=tuple(differing(a.provenance.get("model", {}), b.provenance.get("model", {}))),
+        place=tuple(differing(_place(a), _place(b))),
+        results=tuple(differing(_results(a), _results(b))),
         partings=tuple(_partings(a, b, tolerance)),
         stretches=tuple(_stretches(a, b)),
         batches=(len(a.steps), len(b.steps)),
@@ -190,11 +190,12 @@ def compare(a: Run, b: Run, *, tolerance: float = TOLERANCE) -> Comparison:
     )
 
 
-def _differing(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> Iterator[Field]:
+def differing(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> Iterator[Field]:
+    """What differs between two nested mappings, by path."""
     for name in dict.fromkeys([*a, *b]):
         mine, theirs = a.get(name), b.get(name)
         if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
-            yield from _differing(mine, theirs, f"{prefix}{name}.")
+            yield from differing(mine, theirs, f"{prefix}{name}.")
         # NaN is itself.
         elif mine != theirs and not (mine != mine and theirs != theirs):
             yield Field(f"{prefix}{name}", mine, theirs)

@@ -20,7 +20,7 @@ from wise_atta.bench.run import pick_device
 from wise_atta.bench.sweep import Places, expand, sweep, table
 from wise_atta.bench.terminal import left_out, watched
 from wise_atta.bench.tune import LEARNING_RATES, lay_out, tune
-from wise_atta.bench.verify import borrowed, chance_table, measured, put_spreads, verify
+from wise_atta.bench.verify import borrowed, chance_table, measured, nudged, put_spreads, verify
 
 app = typer.Typer(help="Studies over many runs.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -265,8 +265,8 @@ def spread_command(
     for file in listed:
         cards = read_cards(file, results=True)
         for card in () if borrow or measured_in is not None else cards:
-            digest, known = str(card["digest"]), card.get("spread", {})
-            if digest in found or (len(known.get("errors", ())) >= runs and not again):
+            digest = str(card["digest"])
+            if digest in found or (len(nudged(card)) >= runs and not again):
                 continue
 
             def said(number: int, error: float, of: str = digest) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from wise_atta import errors
+from wise_atta.bench.compare import differing
 from wise_atta.bench.experiment import Experiment, check_version, read_cards
 from wise_atta.bench.hold import Shelf
 from wise_atta.bench.record import write_cards, write_json
@@ -136,12 +137,12 @@ def borrowed(cards: Sequence[Mapping[str, Any]], runs: int = 10) -> dict[str, di
     """
     sisters: dict[str, list[tuple[float, str]]] = {}
     for card in cards:
-        known = card.get("spread")
-        if known is not None and len(known.get("errors", ())) >= runs:
-            sisters.setdefault(_family(card), []).append((known["high"] - known["low"], str(card["digest"])))
+        if len(nudged(card)) >= runs:
+            width = card["spread"]["high"] - card["spread"]["low"]
+            sisters.setdefault(_family(card), []).append((width, str(card["digest"])))
     found = {}
     for card in cards:
-        if "errors" not in card.get("spread", {}) and (near := sisters.get(_family(card))):
+        if not nudged(card) and (near := sisters.get(_family(card))):
             (width, digest), error = max(near), card["results"]["error"]
             found[str(card["digest"])] = {"nudge": NUDGE, "of": digest, "low": error - width, "high": error + width}
     return found
@@ -154,43 +155,46 @@ def _family(card: Mapping[str, Any]) -> str:
     return experiment.model_copy(update={"seed": 0, "stream": stream}).digest
 
 
+def nudged(card: Mapping[str, Any]) -> list[float]:
+    """Errors of the nudged runs behind a card's spread; none where it has none of its own."""
+    return list(card.get("spread", {}).get("errors", ()))
+
+
+def pooled(runs: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Mean over the nudged runs of several cards, and their deviation within a card.
+
+    >>> pooled([[8.0, 10.0], [9.0, 11.0]])
+    (9.5, 1.4142135623730951)
+    """
+    deviation = np.sqrt(np.mean([np.var(errors, ddof=1) for errors in runs]))
+    return float(np.mean([np.mean(errors) for errors in runs])), float(deviation)
+
+
 def chance_table(cards: Sequence[Mapping[str, Any]]) -> str:
     """What of the cards' errors is chance: a line an experiment, over its seeds, from measured spreads."""
     families: dict[str, list[Mapping[str, Any]]] = {}
     for card in {str(card["digest"]): card for card in cards}.values():
-        if "errors" in card.get("spread", {}):
+        if nudged(card):
             families.setdefault(_family(card), []).append(card)
     names = _names([Experiment.parse(kin[0]["experiment"]) for kin in families.values()])
     lines = []
     for name, kin in zip(names, families.values(), strict=True):
-        spreads = [card["spread"] for card in kin]
-        chance = float(np.sqrt(np.mean([known["deviation"] ** 2 for known in spreads])))
-        numbers = np.mean([card["results"]["error"] for card in kin]), np.mean([known["mean"] for known in spreads])
-        lines.append([name, str(len(kin)), *(f"{number:.2f}" for number in (*numbers, chance))])
+        numbers = np.mean([card["results"]["error"] for card in kin]), *pooled([nudged(card) for card in kin])
+        lines.append([name, str(len(kin)), *(f"{number:.2f}" for number in numbers)])
     return markdown(["experiment", "seeds", "error %", "of nudged runs %", "their deviation"], lines)
 
 
 def _names(experiments: Sequence[Experiment]) -> list[str]:
     """What to call experiments: by tag or short name, and by what tells each from its namesakes."""
     short = [experiment.tag or experiment.name.removesuffix(f"-s{experiment.seed}") for experiment in experiments]
-    details = [_flat(experiment.model_dump(mode="json", exclude={"tag", "seed"})) for experiment in experiments]
+    whole = [experiment.model_dump(mode="json", exclude={"tag", "seed"}) for experiment in experiments]
     names = []
-    for name, own in zip(short, details, strict=True):
-        namesakes = [other for called, other in zip(short, details, strict=True) if called == name]
-        telling = [field for field in sorted(own) if any(other.get(field) != own[field] for other in namesakes)]
-        names.append(", ".join([name, *(f"{field}={own[field]}" for field in telling)]))
+    for name, own in zip(short, whole, strict=True):
+        namesakes = [other for called, other in zip(short, whole, strict=True) if called == name]
+        telling = {field.name: field.a for other in namesakes for field in differing(own, other)}
+        fields = [f"{key}={telling[key]}" for key in sorted(telling) if telling[key] is not None]
+        names.append(", ".join([name, *(field for field in fields if not field.startswith("stream.seed="))]))
     return names
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Values by path, without those that are not set and the stream's seed."""
-    found: dict[str, Any] = {}
-    for name, value in content.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{prefix}{name}.")
-        elif value is not None and f"{prefix}{name}" != "stream.seed":
-            found[f"{prefix}{name}"] = value
-    return found
 
 
 def put_spreads(file: Path, spreads: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -251,8 +255,7 @@ def add_spread(
     report: Callable[[int, float], None] | None = None,
 ) -> dict[str, Any]:
     """The card with a spread of at least so many runs, written to its folder."""
-    known = card.get("spread")
-    if again or known is None or len(known.get("errors", ())) < runs:
+    if again or len(nudged(card)) < runs:
         card = {**card, "spread": measured(card, runs=runs, data=data, weights=weights, report=report)}
         write_json(folder / "card.json", card)
     return card

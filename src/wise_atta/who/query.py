@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wise_atta import errors
+from wise_atta import errors, host
 from wise_atta.stream import Batch, Inputs, leaves, tree_map
 
 
@@ -162,9 +162,9 @@ class Query:
         own["meta"] = plain(self.meta, "meta", owned)
         own["_classes"] = len(self.logits)
         own["logits"], own["input"] = taken(self.logits), tree_map(taken, self.input)
-        if not (on_host(self.logits) and all(map(on_host, leaves(self.input)))):
-            stream = working(own["logits"], *leaves(own["input"]))
-            own["_away"] = own.pop("logits"), own.pop("input"), stream
+        tensors = leaves((self.logits, self.input))
+        if not all(map(on_host, tensors)):
+            own["_away"] = own.pop("logits"), own.pop("input"), host.working(tensors)
 
     def fetch(self) -> None:
         """Bring logits and input to the CPU if they are not there yet."""
@@ -229,12 +229,6 @@ def on_host(tensor: Tensor) -> bool:
 def taken(tensor: Tensor) -> Tensor:
     """A copy of one's own, on the tensor's device."""
     return owned(tensor) if on_host(tensor) else tensor.detach().clone()
-
-
-def working(*tensors: Tensor) -> torch.cuda.Stream | None:
-    """The stream that works on tensors at this moment, if any of them is on a GPU."""
-    device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
-    return None if device is None else torch.cuda.current_stream(device)
 
 
 def owned(tensor: Tensor) -> Tensor:

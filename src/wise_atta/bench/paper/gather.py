@@ -18,6 +18,7 @@ from wise_atta.bench.paper.define import ALIASES, Spot, experiment_of, has_chanc
 from wise_atta.bench.paper.items import Column, Item, Row
 from wise_atta.bench.record import read_json, read_parquet
 from wise_atta.bench.rivals import SEEDS, SETTINGS
+from wise_atta.bench.verify import nudged
 
 T = TypeVar("T")
 TENTHS = 10
@@ -172,7 +173,7 @@ class Cell:
     @property
     def nudged(self) -> list[list[float]]:
         """Errors of runs with nudged weights, for each seed whose card has a spread of its own."""
-        return [run.card["spread"]["errors"] for run in self.runs if "errors" in run.card.get("spread", {})]
+        return [found for run in self.runs if (found := nudged(run.card))]
 
     @property
     def limit(self) -> int | None:

@@ -12,6 +12,7 @@ import numpy as np
 from wise_atta.bench.paper.gather import TENTHS, Gathered, Measured
 from wise_atta.bench.paper.items import PLACES, Block, Column
 from wise_atta.bench.table import markdown
+from wise_atta.bench.verify import pooled
 
 NOT_RUN = "not run"
 NOTHING = "–"
@@ -156,10 +157,7 @@ def _errors_on_hand(found: Gathered) -> list[str]:
 
 def _chance(nudged: Sequence[Sequence[float]]) -> str:
     """Mean over all nudged runs of a row, and their deviation within a seed."""
-    if not nudged:
-        return NOTHING
-    deviation = np.sqrt(np.mean([np.var(errors, ddof=1) for errors in nudged]))
-    return f"{np.mean([np.mean(errors) for errors in nudged]):.2f} ± {deviation:.2f}"
+    return "{:.2f} ± {:.2f}".format(*pooled(nudged)) if nudged else NOTHING
 
 
 def paper_mean(found: Gathered, row: str, spot: str) -> float | None:
