@@ -214,7 +214,7 @@ def test_secrets_are_neither_stored_nor_logged(tmp_path: Path, caplog: pytest.Lo
     caplog.set_level(logging.DEBUG)
     with running(tmp_path) as (client, service):
         headers = token(service, "a", "admin")
-        # Its end, as the service reads it: the secret itself may hold an underscore, and then what follows is too short.
+        # Its end, as the service reads it: the secret may hold an underscore itself, and little may follow that.
         secret = headers["Authorization"].split("_", 2)[2][-20:]
         client.get("/queries", headers=headers)
         client.get("/nowhere", headers=headers)
