@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -23,6 +25,7 @@ from wise_atta.bench.verify import (
     borrowed,
     chance_table,
     measured,
+    odd_ones,
     once,
     put_spreads,
     spread,
@@ -181,7 +184,17 @@ def test_what_of_an_error_is_chance_is_shown_over_seeds(card: dict[str, Any], tm
     write_cards(tmp_path / "cards.json", [seeded(1, 10.0, [8.0, 10.0]), seeded(2, 12.0, [10.0, 14.0])])
     shown = CliRunner().invoke(cli.app, ["spread", str(tmp_path), "--show"])
     # Means of 9 and 12; variances of 2 and 8, so a deviation of √5.
-    assert shown.exit_code == 0 and shown.stdout.splitlines()[2:] == ["| tent | 2 | 11.00 | 10.50 | 2.24 |"]
+    assert shown.exit_code == 0 and shown.stdout.splitlines()[2:4] == ["| tent | 2 | 11.00 | 10.50 | 2.24 |", ""]
+
+
+def test_errors_beyond_all_their_nudged_runs_are_counted_beside_what_chance_would_give() -> None:
+    """The count expected is that of runs drawn alike: here from a normal distribution, four thousand times."""
+    draws = np.random.default_rng(0).normal(size=(4000, 11))
+    drawn = [{"results": {"error": own}, "spread": {"errors": ten}} for own, *ten in draws.tolist()]
+    odd, expected = re.findall(r"(\d+)(?= of| would)", odd_ones([*drawn, *drawn, {"results": {"error": 1.0}}]))
+    assert int(expected) == round(4000 * 2 / 11) and abs(int(odd) - int(expected)) < 3 * np.sqrt(4000 * 2 / 11 * 9 / 11)
+    tie = [{"results": {"error": 1.0}, "spread": {"errors": [1.0, 1.0]}}]
+    assert odd_ones(tie).startswith("0 of 1 ")
 
 
 def test_experiments_of_one_name_are_told_apart_by_what_differs(card: dict[str, Any]) -> None:

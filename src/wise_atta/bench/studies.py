@@ -20,7 +20,7 @@ from wise_atta.bench.run import pick_device
 from wise_atta.bench.sweep import Places, expand, sweep, table
 from wise_atta.bench.terminal import left_out, watched
 from wise_atta.bench.tune import LEARNING_RATES, lay_out, tune
-from wise_atta.bench.verify import borrowed, chance_table, measured, nudged, put_spreads, verify
+from wise_atta.bench.verify import borrowed, chance_table, measured, nudged, odd_ones, put_spreads, verify
 
 app = typer.Typer(help="Studies over many runs.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -257,7 +257,8 @@ def spread_command(
         if not file.is_file():
             raise errors.DataError(f"{file} is no file of cards, and no folder with any: name what is to be changed")
     if show:
-        typer.echo(chance_table([card for file in listed for card in read_cards(file, results=True)]))
+        cards = [card for file in listed for card in read_cards(file, results=True)]
+        typer.echo(f"{chance_table(cards)}\n\n{odd_ones(cards)}")
         return
     if borrow:
         found = borrowed([card for file in listed for card in read_cards(file, results=True)], runs)
