@@ -222,16 +222,24 @@ def test_rows_with_nudged_runs_say_what_is_chance(runs: Path, tmp_path: Path) ->
     assert "nudged" not in tables.text(gathered("delay", runs))
     assert invoke("publish", "delay", runs, "--out", tmp_path).exit_code == 0
     cards = read_cards(tmp_path / "digits" / "delay" / "cards.json")
-    prompt = gathered("delay", runs).cells["WISE-ATTA, delay 0", "digits ctta"].runs
-    for run, nudged in zip(prompt, ([8.0, 10.0], [10.0, 14.0]), strict=True):
-        (card,) = (card for card in cards if card["digest"] == run.card["digest"])
-        card["spread"] = summarise(nudged)
+
+    def put(row: str, *spreads: list[float]) -> None:
+        for run, nudged in zip(gathered("delay", runs).cells[row, "digits ctta"].runs, spreads, strict=False):
+            (card,) = (card for card in cards if card["digest"] == run.card["digest"])
+            card["spread"] = summarise(nudged)
+
+    put("WISE-ATTA, delay 0", [8.0, 10.0], [10.0, 14.0])
+    put("EATTA, delay 50", [11.0, 12.0])
     write_cards(tmp_path / "digits" / "delay" / "cards.json", cards)
     lines = tables.text(gathered("delay", tmp_path)).splitlines()
     rows = {cells[1]: dict(zip(heads, cells, strict=True)) for heads, cells in _table(lines)}
     # Means of 9 and 12; variances of 2 and 8, so a deviation of √5.
     assert rows["WISE-ATTA, delay 0"]["nudged"] == "10.50 ± 2.24"
     assert rows["WISE-ATTA, delay 50"]["nudged"] == tables.NOTHING
+    # Variances of the means: 1/2 over 2 of one run's two, (2/2 + 8/2) over 4 of the mean of two such means.
+    against = {row: cells["nudged, against WISE-ATTA, delay 0"] for row, cells in rows.items()}
+    assert against["EATTA, delay 50"] == f"+1.00 ± {np.sqrt(0.25 + 1.25):.2f}"
+    assert against["WISE-ATTA, delay 0"] == against["WISE-ATTA, delay 50"] == tables.NOTHING
 
 
 def _table(lines: list[str]) -> list[tuple[list[str], list[str]]]:

@@ -170,6 +170,22 @@ def pooled(runs: Sequence[Sequence[float]]) -> tuple[float, float]:
     return float(np.mean([np.mean(errors) for errors in runs])), float(deviation)
 
 
+def apart(runs: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """How far the mean over the nudged runs of some cards lies from that of others, and its standard error.
+
+    >>> apart([[8.0, 10.0], [9.0, 11.0]], [[9.0, 11.0]])
+    (-0.5, 1.224744871391589)
+    >>> apart([[9.0, 11.0]], [[9.0, 11.0]])  # the same runs under two names
+    (0.0, 0.0)
+    """
+    if runs == others:
+        return 0.0, 0.0
+    variances = [
+        sum(np.var(errors, ddof=1) / len(errors) for errors in each) / len(each) ** 2 for each in (runs, others)
+    ]
+    return pooled(runs)[0] - pooled(others)[0], float(np.sqrt(sum(variances)))
+
+
 def chance_table(cards: Sequence[Mapping[str, Any]]) -> str:
     """What of the cards' errors is chance: a line an experiment, over its seeds, from measured spreads."""
     families: dict[str, list[Mapping[str, Any]]] = {}

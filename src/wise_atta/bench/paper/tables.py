@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from wise_atta.bench.paper.gather import TENTHS, Gathered, Measured
 from wise_atta.bench.paper.items import PLACES, Block, Column
 from wise_atta.bench.table import markdown
-from wise_atta.bench.verify import pooled
+from wise_atta.bench.verify import apart, pooled
 
 NOT_RUN = "not run"
 NOTHING = "–"
@@ -131,6 +131,7 @@ def _errors_on_hand(found: Gathered) -> list[str]:
                     *([_chance(nudged.get(row, []))] if nudged else []),
                     *([NOTHING if gained is None else f"{gained:+.{digits}f}"] if printed else []),
                     NOTHING if gain is None else gain.text(2, "+"),
+                    *([NOTHING if row == reference else _gain(nudged, row, reference)] if reference in nudged else []),
                     _labels(found, row, spot),
                     _runs(found, row, Column(spot, (spot,))),
                 ]
@@ -139,7 +140,9 @@ def _errors_on_hand(found: Gathered) -> list[str]:
             *([spot, "paper*", "ours", "difference"] if printed else [spot, "ours"]),
             *(["nudged"] if nudged else []),
             *([f"paper, {versus}"] if printed else []),
-            *(f"ours, {versus}", "labels", "runs"),
+            f"ours, {versus}",
+            *([f"nudged, {versus}"] if reference in nudged else []),
+            *("labels", "runs"),
         ]
         tables.append(markdown(heads, lines))
     if compared:
@@ -150,7 +153,8 @@ def _errors_on_hand(found: Gathered) -> list[str]:
     if chance:
         tables.append(
             "`nudged`: mean and deviation of runs whose weights were moved by 1e-7, ten for each seed that has them. "
-            "So far do runs come apart by chance alone, which seeds that draw the same do not show."
+            "So far do runs come apart by chance alone, which seeds that draw the same do not show. `nudged, against`: "
+            "the difference of two such means, and its standard error, for the draws of those seeds."
         )
     return tables
 
@@ -158,6 +162,11 @@ def _errors_on_hand(found: Gathered) -> list[str]:
 def _chance(nudged: Sequence[Sequence[float]]) -> str:
     """Mean over all nudged runs of a row, and their deviation within a seed."""
     return "{:.2f} ± {:.2f}".format(*pooled(nudged)) if nudged else NOTHING
+
+
+def _gain(nudged: Mapping[str, Sequence[Sequence[float]]], row: str, reference: str) -> str:
+    """What a row gains or loses against the reference, over the nudged runs of both."""
+    return "{:+.2f} ± {:.2f}".format(*apart(nudged[row], nudged[reference])) if row in nudged else NOTHING
 
 
 def paper_mean(found: Gathered, row: str, spot: str) -> float | None:
