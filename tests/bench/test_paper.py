@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from wise_atta import errors
 from wise_atta.bench import runs as bundles
 from wise_atta.bench.experiment import read_cards
-from wise_atta.bench.paper import ITEMS, experiments, item, places, tables
+from wise_atta.bench.paper import ITEMS, draw, experiments, item, places, tables
 from wise_atta.bench.paper.cli import app
 from wise_atta.bench.paper.gather import Gathered, Measured, gather, read
 from wise_atta.bench.paper.items import NETWORKS, STAGES
@@ -218,7 +218,7 @@ def test_show_prints_paper_ours_and_difference_and_what_was_not_run(runs: Path) 
     assert "wise-atta paper run delay --on digits --limit 32 --device cpu --threads 1" in result.output
 
 
-def test_rows_with_nudged_runs_say_what_is_chance(runs: Path, tmp_path: Path) -> None:
+def test_rows_with_nudged_runs_say_and_draw_what_is_chance(runs: Path, tmp_path: Path) -> None:
     assert "nudged" not in tables.text(gathered("delay", runs))
     assert invoke("publish", "delay", runs, "--out", tmp_path).exit_code == 0
     cards = read_cards(tmp_path / "digits" / "delay" / "cards.json")
@@ -240,6 +240,13 @@ def test_rows_with_nudged_runs_say_what_is_chance(runs: Path, tmp_path: Path) ->
     against = {row: cells["nudged, against WISE-ATTA, delay 0"] for row, cells in rows.items()}
     assert against["EATTA, delay 50"] == f"+1.00 ± {np.sqrt(0.25 + 1.25):.2f}"
     assert against["WISE-ATTA, delay 0"] == against["WISE-ATTA, delay 50"] == tables.NOTHING
+    figure = draw.figure(gathered("delay", tmp_path))
+    assert figure is not None
+    (panel,) = (panel for panel in figure.panels if "nudged" in panel.title)
+    assert panel.title == "digits ctta, nudged runs of seed 0, 41"
+    lines = {line.name: (list(line.xs), list(line.ys), list(line.spread)) for line in panel.series}
+    assert lines["WISE-ATTA"] == ([0.0], [10.5], [pytest.approx(np.sqrt(1.25))])
+    assert lines["EATTA"] == ([50.0], [11.5], [0.5])
 
 
 def _table(lines: list[str]) -> list[tuple[list[str], list[str]]]:

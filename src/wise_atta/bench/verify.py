@@ -8,6 +8,7 @@ sets in, and an error within its own `spread`, measured by runs with nudged weig
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -170,6 +171,15 @@ def pooled(runs: Sequence[Sequence[float]]) -> tuple[float, float]:
     return float(np.mean([np.mean(errors) for errors in runs])), float(deviation)
 
 
+def standard_error(runs: Sequence[Sequence[float]]) -> float:
+    """Of the mean over the nudged runs of several cards.
+
+    >>> standard_error([[8.0, 10.0]]), standard_error([[8.0, 10.0], [9.0, 11.0]])
+    (1.0, 0.7071067811865476)
+    """
+    return float(np.sqrt(sum(np.var(errors, ddof=1) / len(errors) for errors in runs)) / len(runs))
+
+
 def apart(runs: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> tuple[float, float]:
     """How far the mean over the nudged runs of some cards lies from that of others, and its standard error.
 
@@ -180,10 +190,7 @@ def apart(runs: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) ->
     """
     if runs == others:
         return 0.0, 0.0
-    variances = [
-        sum(np.var(errors, ddof=1) / len(errors) for errors in each) / len(each) ** 2 for each in (runs, others)
-    ]
-    return pooled(runs)[0] - pooled(others)[0], float(np.sqrt(sum(variances)))
+    return pooled(runs)[0] - pooled(others)[0], math.hypot(standard_error(runs), standard_error(others))
 
 
 def chance_table(cards: Sequence[Mapping[str, Any]]) -> str:

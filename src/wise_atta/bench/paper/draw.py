@@ -10,8 +10,10 @@ from wise_atta.bench.figures import Figure, Panel, Series
 from wise_atta.bench.paper.gather import TENTHS, Cell, Gathered
 from wise_atta.bench.paper.items import PLACES, Column
 from wise_atta.bench.paper.tables import paper_mean
+from wise_atta.bench.verify import apart, nudged, pooled, standard_error
 
 ERROR = "error %"
+MEANT = ", mean ± standard error"
 
 
 def figure(found: Gathered) -> Figure | None:
@@ -29,6 +31,18 @@ def _title(found: Gathered, spot: str) -> str:
     return PLACES[spot].title if found.on is None else spot
 
 
+def _nudged(found: Gathered, row: str, spot: str) -> list[list[float]]:
+    cell = found.cell(row, spot)
+    return [] if cell is None else cell.nudged
+
+
+def _over_nudged(found: Gathered, spot: str) -> str:
+    """A title with the seeds: what other draws would change is not in their standard errors."""
+    runs = [run.card for cell in _at(found, spot) for run in cell.runs]
+    seeds = ", ".join(str(seed) for seed in sorted({card["experiment"]["seed"] for card in runs if nudged(card)}))
+    return f"{_title(found, spot)}, nudged runs of seed {seeds}"
+
+
 # ---- lines: error against a quantity ---------------------------------------------------------------------------------
 
 
@@ -41,6 +55,10 @@ def _lines(found: Gathered) -> list[Panel]:
             ERROR,
             [*_measured_lines(found, spot), *(_paper_lines(found, spot) if found.on is None else [])],
         )
+        for spot in found.spots
+    ]
+    ours += [
+        Panel(_over_nudged(found, spot), "lines", found.item.axis, ERROR + MEANT, _nudged_lines(found, spot))
         for spot in found.spots
     ]
     paper = [] if found.on is None else _paper_lines(found, found.spots[0])
@@ -61,6 +79,17 @@ def _measured_lines(found: Gathered, spot: str) -> list[Series]:
         if points:
             spread = [measured.sd or 0.0 for _, measured in points]
             lines.append(Series(name, [float(x or 0) for x, _ in points], [m.mean for _, m in points], spread))
+    return lines
+
+
+def _nudged_lines(found: Gathered, spot: str) -> list[Series]:
+    lines = []
+    for name in _line_names(found):
+        rows = [row for row in found.item.rows.values() if name in row.line]
+        points = [(float(row.x or 0), runs) for row in rows if (runs := _nudged(found, row.name, spot))]
+        if points:
+            means, spread = [pooled(runs)[0] for _, runs in points], [standard_error(runs) for _, runs in points]
+            lines.append(Series(name, [x for x, _ in points], means, spread))
     return lines
 
 
@@ -89,6 +118,7 @@ def _bars(found: Gathered) -> list[Panel]:
         names = [_title(found, spot) for spot in single]
         columns = [Column(spot, (spot,)) for spot in single]
         panels.append(_bar_panel(found, "benchmarks with one domain", names, columns))
+    panels += [_nudged_bars(found, spot) for spot in found.spots]
     if found.on is not None:
         panels += [_paper_bars(found, f"c-{spot.rpartition(' ')[2]}") for spot in whole]
     return panels
@@ -121,6 +151,17 @@ def _bar_panel(found: Gathered, title: str, names: Sequence[str], columns: Seque
     return Panel(title, "bars", "", f"error against {found.item.reference}, points", series, names)
 
 
+def _nudged_bars(found: Gathered, spot: str) -> Panel:
+    series, base = [], _nudged(found, found.item.reference, spot)
+    for row in found.item.rows:
+        runs = _nudged(found, row, spot)
+        if runs and base and row != found.item.reference:
+            gain, error = apart(runs, base)
+            series.append(Series(row, [0], [gain], [error]))
+    axis = f"points{MEANT}"
+    return Panel(_over_nudged(found, spot), "bars", "", axis, series, ["all domains"])
+
+
 def _paper_bars(found: Gathered, place: str) -> Panel:
     columns = next(block.columns for block in found.item.blocks if place in block.columns[0].places)
     names = ["mean" if column.domain is None else column.domain.replace("_", " ") for column in columns]
@@ -145,6 +186,10 @@ def _rows(found: Gathered) -> list[Panel]:
         panels.append(
             Panel(_title(found, spot), "lines", "", ERROR, [series] if rows else [], [row for row, _ in rows])
         )
+        known = {row: runs for row in found.item.rows if (runs := _nudged(found, row, spot))}
+        means, spread = [pooled(runs)[0] for runs in known.values()], [standard_error(runs) for runs in known.values()]
+        lines = [Series(ERROR, range(len(known)), means, spread)] if known else []
+        panels.append(Panel(_over_nudged(found, spot), "lines", "", ERROR + MEANT, lines, list(known)))
     return panels
 
 
