@@ -188,13 +188,15 @@ def test_what_of_an_error_is_chance_is_shown_over_seeds(card: dict[str, Any], tm
 
 
 def test_errors_beyond_all_their_nudged_runs_are_counted_beside_what_chance_would_give() -> None:
-    """The count expected is that of runs drawn alike: here from a normal distribution, four thousand times."""
-    draws = np.random.default_rng(0).normal(size=(4000, 11))
-    drawn = [{"results": {"error": own}, "spread": {"errors": ten}} for own, *ten in draws.tolist()]
-    odd, expected = re.findall(r"(\d+)(?= of| would)", odd_ones([*drawn, *drawn, {"results": {"error": 1.0}}]))
-    assert int(expected) == round(4000 * 2 / 11) and abs(int(odd) - int(expected)) < 3 * np.sqrt(4000 * 2 / 11 * 9 / 11)
+    """Of runs drawn alike four thousand times, from a normal distribution and from few values, as small errors are."""
+    draw = np.random.default_rng(0)
+    for draws, most in ((draw.normal(size=(4000, 11)), 2 / 11), (draw.integers(7, size=(4000, 11)), 0.1)):
+        drawn = [{"results": {"error": own}, "spread": {"errors": ten}} for own, *ten in draws.tolist()]
+        found = re.findall(r"(\d+)(?= of| would)", odd_ones([*drawn, *drawn, {"results": {"error": 1.0}}]))
+        odd, expected = (int(number) for number in found)
+        assert 0 < expected <= round(4000 * most) and abs(odd - expected) < 3 * np.sqrt(expected)
     tie = [{"results": {"error": 1.0}, "spread": {"errors": [1.0, 1.0]}}]
-    assert odd_ones(tie).startswith("0 of 1 ")
+    assert odd_ones(tie) == "0 of 1 errors lie below or above all their nudged runs; 0 would by chance."
 
 
 def test_experiments_of_one_name_are_told_apart_by_what_differs(card: dict[str, Any]) -> None:

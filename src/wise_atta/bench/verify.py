@@ -210,14 +210,14 @@ def chance_table(cards: Sequence[Mapping[str, Any]]) -> str:
 def odd_ones(cards: Sequence[Mapping[str, Any]]) -> str:
     """How many cards lie beyond all their nudged runs, which says whether those are runs like their own.
 
-    If they are, each of n + 1 runs is as likely as the others to be the lowest or the highest, where no two are equal.
-    Runs of one experiment under several names count once.
+    If they are, each of n + 1 runs is as likely as any other to be the lowest or the highest; where two are, no one
+    is. Runs of one experiment under several names count once.
     """
     runs = {(card["results"]["error"], tuple(nudged(card))) for card in cards if nudged(card)}
     odd = sum(not min(errors) <= error <= max(errors) for error, errors in runs)
-    expected = sum(2 / (len(errors) + 1) for _, errors in runs)
-    chance = f"by chance {expected:.0f} would, or fewer where errors are equal."
-    return f"{odd} of {len(runs)} errors lie below or above all their nudged runs; {chance}"
+    all_of = [[error, *errors] for error, errors in runs]
+    chance = sum((e.count(min(e)) == 1) / len(e) + (e.count(max(e)) == 1) / len(e) for e in all_of)
+    return f"{odd} of {len(runs)} errors lie below or above all their nudged runs; {chance:.0f} would by chance."
 
 
 def _names(experiments: Sequence[Experiment]) -> list[str]:
