@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from wise_atta import errors
 from wise_atta.bench import runs as bundles
+from wise_atta.bench.chance import summarise
 from wise_atta.bench.experiment import read_cards
 from wise_atta.bench.paper import ITEMS, draw, experiments, item, places, tables
 from wise_atta.bench.paper.cli import app
@@ -24,7 +25,6 @@ from wise_atta.bench.paper.gather import Gathered, Measured, gather, read
 from wise_atta.bench.paper.items import NETWORKS, STAGES
 from wise_atta.bench.record import write_cards
 from wise_atta.bench.rivals import SETTINGS
-from wise_atta.bench.verify import summarise
 from wise_atta.data import models
 from wise_atta.model import Classifier
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from wise_atta import errors, rng
 from wise_atta.bench import runs as read
+from wise_atta.bench.chance import summarise
 from wise_atta.bench.figures import Figure, Panel, Series
 from wise_atta.bench.runs import Run
 from wise_atta.bench.value import Value, value
@@ -167,6 +169,48 @@ def test_pairs_are_surer_than_two_runs_apart(tmp_path: Path) -> None:
     against, error = found.of("wise")[0].against, found.of("wise")[0].error
     assert against is not None
     assert against.all.high - against.all.low < 0.6 * (error.high - error.low)
+
+
+def with_spread(run: Run, ten: list[float]) -> Run:
+    return dataclasses.replace(run, card={**run.card, "spread": summarise(ten)})
+
+
+def test_intervals_know_from_nudged_runs_how_far_runs_come_apart(tmp_path: Path) -> None:
+    """Every batch has as many mistakes, so that nothing else is left: intervals are those of Student's t."""
+    ten = np.linspace(-1.5, 1.5, 10) + 25
+    deviation, quantile = np.std(ten, ddof=1), 2.262  # of t with 9 degrees of freedom, 97.5 %
+    wrong = np.zeros((BATCHES, BATCH), dtype=bool)
+    wrong[:, :2] = True
+    shared: dict[str, Any] = {"method": "wise", "ratio": 0.5, "picked": every(2)}
+
+    def width(second: NDArray[np.bool_] | None, spread: bool = True) -> float:
+        asking = [made(tmp_path / "a", wrong, seed=0, **shared)]
+        asking = [with_spread(asking[0], ten.tolist())] if spread else asking
+        asking += [] if second is None else [made(tmp_path / "b", second, seed=41, **shared)]
+        tent = made(tmp_path / "tent", wrong, method="tent")
+        (point,) = value([tent, *asking], replicates=4000).of("wise")
+        assert (point.nudged == (pytest.approx(25), pytest.approx(deviation))) if spread else point.nudged is None
+        assert point.against is not None and point.against.all.mean == 0
+        assert point.error.high - point.error.low == pytest.approx(point.against.all.high - point.against.all.low)
+        return point.error.high - point.error.low
+
+    shifted = np.roll(wrong, 1, axis=1)
+    assert width(None, spread=False) == width(wrong, spread=False) == 0
+    alone = width(None)
+    assert alone == pytest.approx(2 * quantile * deviation, rel=0.06)
+    assert width(wrong) == pytest.approx(alone), "the same run twice is one"
+    assert width(shifted) == pytest.approx(alone / np.sqrt(2))
+
+
+def test_seeds_that_lie_further_apart_than_nudged_runs_count_instead(tmp_path: Path) -> None:
+    tent = made(tmp_path / "tent", mistakes(0.3, "tent"), method="tent")
+    none, half = np.zeros((BATCHES, BATCH), dtype=bool), np.tile([True, False], (BATCHES, BATCH // 2))
+    shared: dict[str, Any] = {"method": "wise", "ratio": 0.5, "picked": every(2)}
+    runs = [made(tmp_path / str(seed), wrong, seed=seed, **shared) for seed, wrong in ((0, none), (41, half))]
+    runs[0] = with_spread(runs[0], [0.0, 0.1, 0.2])
+    (point,) = value([tent, *runs], replicates=4000).of("wise")
+    # Errors of 0 and 50 %: a deviation of √1250, over √2; t has 2 degrees of freedom, from three nudged runs.
+    assert point.error.high - point.error.low == pytest.approx(2 * 4.303 * 25, rel=0.1)
 
 
 def test_the_same_seed_gives_the_same_intervals_another_gives_others(made_runs: list[Run], found: Value) -> None:

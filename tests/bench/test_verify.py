@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -17,19 +15,17 @@ from typer.testing import CliRunner
 from wise_atta import cli, errors
 from wise_atta.bench import run as runs
 from wise_atta.bench import verify as verify_module
+from wise_atta.bench.chance import summarise
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, read_cards, read_mapping
 from wise_atta.bench.record import write_cards, write_json
 from wise_atta.bench.runs import bundle, find
 from wise_atta.bench.verify import (
     add_spread,
     borrowed,
-    chance_table,
     measured,
-    odd_ones,
     once,
     put_spreads,
     spread,
-    summarise,
     verify,
 )
 
@@ -174,44 +170,6 @@ def test_a_card_borrows_the_width_of_a_spread_from_another_seed(card: dict[str, 
     assert f"as wide as that of {card['digest']}" in str(verify(far))
     both = CliRunner().invoke(cli.app, ["spread", str(tmp_path), "--borrow", "--from", str(tmp_path / "cards.json")])
     assert both.exit_code != 0 and "give one" in str(both.exception)
-
-
-def test_what_of_an_error_is_chance_is_shown_over_seeds(card: dict[str, Any], tmp_path: Path) -> None:
-    def seeded(seed: int, error: float, nudged: list[float]) -> dict[str, Any]:
-        fields = {"digest": f"{seed:012}", "experiment": card["experiment"] | {"seed": seed}}
-        return {**card, **fields, "results": card["results"] | {"error": error}, "spread": summarise(nudged)}
-
-    write_cards(tmp_path / "cards.json", [seeded(1, 10.0, [8.0, 10.0]), seeded(2, 12.0, [10.0, 14.0])])
-    shown = CliRunner().invoke(cli.app, ["spread", str(tmp_path), "--show"])
-    # Means of 9 and 12; variances of 2 and 8, so a deviation of √5.
-    assert shown.exit_code == 0 and shown.stdout.splitlines()[2:4] == ["| tent | 2 | 11.00 | 10.50 | 2.24 |", ""]
-
-
-def test_errors_beyond_all_their_nudged_runs_are_counted_beside_what_chance_would_give() -> None:
-    """Of runs drawn alike four thousand times, from a normal distribution and from few values, as small errors are."""
-    draw = np.random.default_rng(0)
-    for draws, most in ((draw.normal(size=(4000, 11)), 2 / 11), (draw.integers(7, size=(4000, 11)), 0.1)):
-        drawn = [{"results": {"error": own}, "spread": {"errors": ten}} for own, *ten in draws.tolist()]
-        found = re.findall(r"(\d+)(?= of| would)", odd_ones([*drawn, *drawn, {"results": {"error": 1.0}}]))
-        odd, expected = (int(number) for number in found)
-        assert 0 < expected <= round(4000 * most) and abs(odd - expected) < 3 * np.sqrt(expected)
-    tie = [{"results": {"error": 1.0}, "spread": {"errors": [1.0, 1.0]}}]
-    assert odd_ones(tie) == "0 of 1 errors lie below or above all their nudged runs; 0 would by chance."
-
-
-def test_experiments_of_one_name_are_told_apart_by_what_differs(card: dict[str, Any]) -> None:
-    def other(digest: str, **fields: Any) -> dict[str, Any]:
-        whole = card["experiment"] | fields
-        return {**card, "digest": digest, "experiment": whole, "spread": summarise([10.0, 11.0])}
-
-    kinds = [other("a"), other("b", delay=2), other("c", tag="mine", delay=3), other("d", delay=2, options={})]
-    lines = chance_table([*kinds, kinds[0]]).splitlines()[2:]
-    assert [line.split("|")[1:3] for line in lines] == [
-        [" tent, delay=0, options.lr=0.05 ", " 1 "],
-        [" tent, delay=2, options.lr=0.05 ", " 1 "],
-        [" mine ", " 1 "],
-        [" tent, delay=2 ", " 1 "],
-    ]
 
 
 def test_a_nudge_moves_every_weight_by_its_last_bits_and_leaves_the_model_alone() -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from wise_atta import errors, methods, typed
-from wise_atta.bench import ablation, delay, no_harm, rivals
+from wise_atta.bench import ablation, chance, delay, no_harm, rivals
 from wise_atta.bench.engines import Engine
 from wise_atta.bench.experiment import Experiment, card_files, read_cards, read_mapping
 from wise_atta.bench.hold import Shelf
@@ -20,7 +20,7 @@ from wise_atta.bench.run import pick_device
 from wise_atta.bench.sweep import Places, expand, sweep, table
 from wise_atta.bench.terminal import left_out, watched
 from wise_atta.bench.tune import LEARNING_RATES, lay_out, tune
-from wise_atta.bench.verify import borrowed, chance_table, measured, nudged, odd_ones, put_spreads, verify
+from wise_atta.bench.verify import borrowed, measured, put_spreads, verify
 
 app = typer.Typer(help="Studies over many runs.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -258,7 +258,7 @@ def spread_command(
             raise errors.DataError(f"{file} is no file of cards, and no folder with any: name what is to be changed")
     if show:
         cards = [card for file in listed for card in read_cards(file, results=True)]
-        typer.echo(f"{chance_table(cards)}\n\n{odd_ones(cards)}")
+        typer.echo(f"{chance.table(cards)}\n\n{chance.odd_ones(cards)}")
         return
     if borrow:
         found = borrowed([card for file in listed for card in read_cards(file, results=True)], runs)
@@ -267,7 +267,7 @@ def spread_command(
         cards = read_cards(file, results=True)
         for card in () if borrow or measured_in is not None else cards:
             digest = str(card["digest"])
-            if digest in found or (len(nudged(card)) >= runs and not again):
+            if digest in found or (len(chance.nudged(card)) >= runs and not again):
                 continue
 
             def said(number: int, error: float, of: str = digest) -> None:

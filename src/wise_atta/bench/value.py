@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from wise_atta import errors, rng, when
 from wise_atta.bench import bootstrap
 from wise_atta.bench.bootstrap import Array
+from wise_atta.bench.chance import nudged, pooled
 from wise_atta.bench.demo import Interval
 from wise_atta.bench.figures import Figure, Panel, Series
 from wise_atta.bench.runs import Run
@@ -82,6 +85,8 @@ class Point:
         In per cent, over what its own runs never asked for. Other methods left out other samples.
     against, alone
         The difference to the best unlabelled method, and to the same method without labels where that was run.
+    nudged
+        Mean error of runs with nudged weights, and their deviation, where cards have a spread.
     """
 
     method: str
@@ -93,6 +98,7 @@ class Point:
     runs: int
     against: Difference | None = None
     alone: Difference | None = None
+    nudged: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -191,14 +197,17 @@ class Value:
         """Head and lines, for pages and, without the interval of the error, for a terminal."""
         # Where the best unlabelled method is the same method without labels, one comparison is enough.
         both = any(point.alone is not None and point.alone.to != self.baseline for point in self.points)
-        head = ["method", "ratio", "labels", "error %", f"− {self.baseline}", "never asked", "per 100 labels"]
+        chance = any(point.nudged is not None for point in self.points)
+        head = ["method", "ratio", "labels", "error %", *(["nudged"] if chance else [])]
+        head += [f"− {self.baseline}", "never asked", "per 100 labels"]
         head += ["− same without labels", "never asked", "per 100 labels"] if both else []
         lines = []
         for point in self.points:
             name = point.method + (" (by a teacher)" if point.kind == "taught" else "")
             ratio = f"{point.ratio:g}" if point.kind == "asking" else ""
-            cells = [name, ratio, f"{point.labels:.0f}", _plain(point.error, short), *_cells(point.against)]
-            lines.append([*cells, *(_cells(point.alone) if both else []), str(point.runs)])
+            cells = [name, ratio, f"{point.labels:.0f}", _plain(point.error, short)]
+            cells += [_around(point.nudged, short)] if chance else []
+            lines.append([*cells, *_cells(point.against), *(_cells(point.alone) if both else []), str(point.runs)])
         return [*head, "runs"], lines
 
     def words(self) -> list[str]:
@@ -212,7 +221,7 @@ class Value:
 
     def figure(self) -> Figure:
         """Error against labels spent, and the difference to the best unlabelled method on the same samples."""
-        error, everywhere, elsewhere = [], [], []
+        error, everywhere, elsewhere, chance = [], [], [], []
         # The baseline differs from itself by nothing.
         itself = Difference(self.baseline, _NOTHING, _NOTHING, None, None)
         for method in self.asking:
@@ -222,6 +231,9 @@ class Value:
             error.append(_series(method, labels, [point.error for point in points]))
             everywhere.append(_series(method, labels, [one.all for one in found]))
             elsewhere.append(_series(method, [n for n, _ in kept], [one for _, one in kept]))
+            known = [(point.labels, *point.nudged) for point in points if point.nudged is not None]
+            xs, ys, spread = ([one[place] for one in known] for place in range(3))
+            chance.append(Series(method, xs, ys, spread))
         free = [point for point in self.points if point.kind == "unlabelled"]
         bars = _series("without labels", range(len(free)), [point.error for point in free])
         spent, points_to = "labels spent", f"points, against {self.baseline}"
@@ -231,6 +243,10 @@ class Value:
             Panel("Error without labels", "bars", "", "error %", [bars], names=[point.method for point in free]),
             Panel("Difference, pictures never asked for", "lines", spent, points_to, elsewhere, level=0.0),
         ]
+        if any(line.xs for line in chance):
+            level = None if self.best.nudged is None else self.best.nudged[0]
+            said = "Error of nudged runs, ± deviation" + ("" if level is None else f"; dashed: {self.baseline}")
+            panels.append(Panel(said, "lines", spent, "error %", chance, level=level))
         return Figure(f"What labels buy on {self.title()}", panels, " ".join([*self.words(), self.note()]))
 
     def curve(self, method: str) -> list[Point]:
@@ -246,11 +262,17 @@ class Value:
 
     def note(self) -> str:
         """How the intervals were made."""
-        return (
+        said = (
             f"Differences in points, negative is better; 95 % intervals from {self.replicates:,} bootstrap replicates "
             "over blocks of batches and over seeds, paired by sample. Never asked: without the pictures that a method "
             "asked for, for both sides. Per 100 labels: points of error removed."
         )
+        if any(point.nudged is not None for point in self.points):
+            said += (
+                " Nudged: mean and deviation of runs whose weights were moved by 1e-7; where there are such, intervals "
+                "know from them, and not from seeds alone, how far runs come apart."
+            )
+        return said
 
 
 def value(runs: Sequence[Run], *, seed: int = 0, replicates: int = REPLICATES, left_out: Sequence[str] = ()) -> Value:
@@ -301,6 +323,7 @@ def value(runs: Sequence[Run], *, seed: int = 0, replicates: int = REPLICATES, l
                 len(group.runs),
                 differences[group.name].result() if group is not best else None,
                 None if twin is None else _Pair(sampler, group, twin).result(),
+                pooled(group.nudged) if group.nudged else None,
             )
         )
     points.sort(key=lambda point: (point.kind == "asking", point.method if point.kind == "asking" else "", point.ratio))
@@ -391,6 +414,23 @@ class _Group:
     @property
     def labels(self) -> float:
         return float(np.mean([run.results["labels_spent"] for run in self.runs]))
+
+    @cached_property
+    def nudged(self) -> list[list[float]]:
+        """Errors of runs with nudged weights, for each run whose card has a spread of its own."""
+        return [found for run in self.runs if (found := nudged(run.card))]
+
+    @cached_property
+    def chance(self) -> float:
+        """How far the mean of these runs may lie from that of others like them, in points, by what is known of chance.
+
+        Runs that are the same to the last sample are one. A deviation between seeds counts where it is the larger one:
+        seeds may also draw other things, but two or three that lie close together say little.
+        """
+        times = Counter(run.hits.tobytes() for run in self.runs)
+        between = np.std([100 * np.mean(~np.frombuffer(hits, bool)) for hits in times], ddof=1) if len(times) > 1 else 0
+        alone = max(pooled(self.nudged)[1], float(between))
+        return alone * float(np.sqrt(np.sum(np.square(list(times.values()))))) / len(self.runs)
 
     @property
     def error(self) -> float:
@@ -490,8 +530,9 @@ def _part(name: str, value: Any) -> str:
 class _Sampler:
     """Replicates of the comparison: how much batches, runs and streams count in each. The first is what was observed.
 
-    With one stream, blocks of its batches and the runs of each method are redrawn. With several streams the stream is
-    what is redrawn: all that varies within one then varies between them.
+    With one stream, blocks of its batches and the runs of each method are redrawn; where it is known from nudged runs
+    how far runs come apart, their mean is moved by as much instead. With several streams the stream is what is redrawn:
+    all that varies within one then varies between them.
     """
 
     streams: Mapping[int, Run]
@@ -515,12 +556,21 @@ class _Sampler:
         """How much each run of a group counts, [1 + replicates, runs]."""
         count = len(group.by_stream[stream])
         even = np.full((1 + self.replicates, count), 1 / count)
-        if len(self.streams) > 1 or count == 1:
+        if len(self.streams) > 1 or count == 1 or group.nudged:
             return even
         if group.name not in self._runs:
             even[1:] = bootstrap.draws(count, self.replicates, rng.numpy(self.seed, f"value.runs.{group.name}"))
             self._runs[group.name] = even
         return self._runs[group.name]
+
+    def moved(self, group: _Group) -> Array:
+        """By how many points chance moves the mean of a group, [1 + replicates]."""
+        found = np.zeros(1 + self.replicates)
+        if len(self.streams) == 1 and group.nudged:
+            freedom = sum(len(errors) - 1 for errors in group.nudged)
+            drawn = rng.numpy(self.seed, f"value.chance.{group.name}").standard_t(freedom, self.replicates)
+            found[1:] = group.chance * drawn
+        return found
 
     def sums(self, stream: int, values: NDArray[Any]) -> Array:
         """The sum of one value a sample over the batches of each replicate, [1 + replicates]."""
@@ -535,7 +585,7 @@ class _Sampler:
             for place, run in enumerate(runs):
                 wrong += share[:, place] * self.sums(stream, ~run.hits)
                 seen += share[:, place] * self.sums(stream, np.ones(len(run.hits)))
-        return 100 * wrong / seen
+        return 100 * wrong / seen + self.moved(group)
 
 
 class _Pair:
@@ -559,7 +609,8 @@ class _Pair:
                     # Wrong here and right there counts one up, the other way round one down.
                     apart += share * sampler.sums(stream, kept * (other.hits.astype(int) - one.hits.astype(int)))
                     seen += share * sampler.sums(stream, kept)
-        return np.divide(100 * apart, seen, out=np.full_like(apart, np.nan), where=seen > 0)
+        found = np.divide(100 * apart, seen, out=np.full_like(apart, np.nan), where=seen > 0)
+        return found + sampler.moved(ours) - sampler.moved(theirs)
 
     def result(self) -> Difference:
         # Where every picture was asked for, nothing is left to compare.
@@ -623,6 +674,10 @@ def _ratio(value: float | None) -> str:
 
 def _plain(found: Interval, short: bool) -> str:
     return f"{found.mean:.2f}" if short else f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def _around(found: tuple[float, float] | None, short: bool) -> str:
+    return "" if found is None else f"{found[0]:.2f}" if short else f"{found[0]:.2f} ± {found[1]:.2f}"
 
 
 def _cells(found: Difference | None) -> list[str]:

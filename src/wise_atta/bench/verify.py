@@ -8,7 +8,6 @@ sets in, and an error within its own `spread`, measured by runs with nudged weig
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,13 +16,12 @@ from typing import Any
 import numpy as np
 
 from wise_atta import errors
-from wise_atta.bench.compare import differing
+from wise_atta.bench.chance import family, nudged, summarise
 from wise_atta.bench.experiment import Experiment, check_version, read_cards
 from wise_atta.bench.hold import Shelf
 from wise_atta.bench.record import write_cards, write_json
 from wise_atta.bench.run import NUDGE, Recorder, build, make_card, pick_device, settings
 from wise_atta.bench.runs import change_bundle
-from wise_atta.bench.table import markdown
 
 # How close the first batch's logits must be on another device, relative to the largest of them. Not to 1 where all are
 # smaller: roid's corrected prior divides logits by the number of classes, and 1e-4 would be a twentieth of them.
@@ -86,23 +84,6 @@ def spread(
     return summarise(found)
 
 
-def summarise(found: Sequence[float]) -> dict[str, Any]:
-    """What a card keeps of the errors of nudged runs.
-
-    >>> summarise([10.0, 10.5, 11.0])["high"]
-    12.0
-    """
-    mean, deviation = float(np.mean(found)), float(np.std(found, ddof=1))
-    return {
-        "nudge": NUDGE,
-        "errors": list(found),
-        "low": min(*found, mean - 3 * deviation),
-        "high": max(*found, mean + 3 * deviation),
-        "mean": mean,
-        "deviation": deviation,
-    }
-
-
 def measured(
     card: Mapping[str, Any],
     *,
@@ -140,97 +121,13 @@ def borrowed(cards: Sequence[Mapping[str, Any]], runs: int = 10) -> dict[str, di
     for card in cards:
         if len(nudged(card)) >= runs:
             width = card["spread"]["high"] - card["spread"]["low"]
-            sisters.setdefault(_family(card), []).append((width, str(card["digest"])))
+            sisters.setdefault(family(card), []).append((width, str(card["digest"])))
     found = {}
     for card in cards:
-        if not nudged(card) and (near := sisters.get(_family(card))):
+        if not nudged(card) and (near := sisters.get(family(card))):
             (width, digest), error = max(near), card["results"]["error"]
             found[str(card["digest"])] = {"nudge": NUDGE, "of": digest, "low": error - width, "high": error + width}
     return found
-
-
-def _family(card: Mapping[str, Any]) -> str:
-    """What cards have in common whose experiments differ in the seed alone."""
-    experiment = Experiment.parse(card["experiment"])
-    stream = {name: value for name, value in experiment.stream.items() if name != "seed"}
-    return experiment.model_copy(update={"seed": 0, "stream": stream}).digest
-
-
-def nudged(card: Mapping[str, Any]) -> list[float]:
-    """Errors of the nudged runs behind a card's spread; none where it has none of its own."""
-    return list(card.get("spread", {}).get("errors", ()))
-
-
-def pooled(runs: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Mean over the nudged runs of several cards, and their deviation within a card.
-
-    >>> pooled([[8.0, 10.0], [9.0, 11.0]])
-    (9.5, 1.4142135623730951)
-    """
-    deviation = np.sqrt(np.mean([np.var(errors, ddof=1) for errors in runs]))
-    return float(np.mean([np.mean(errors) for errors in runs])), float(deviation)
-
-
-def standard_error(runs: Sequence[Sequence[float]]) -> float:
-    """Of the mean over the nudged runs of several cards.
-
-    >>> standard_error([[8.0, 10.0]]), standard_error([[8.0, 10.0], [9.0, 11.0]])
-    (1.0, 0.7071067811865476)
-    """
-    return float(np.sqrt(sum(np.var(errors, ddof=1) / len(errors) for errors in runs)) / len(runs))
-
-
-def apart(runs: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """How far the mean over the nudged runs of some cards lies from that of others, and its standard error.
-
-    >>> apart([[8.0, 10.0], [9.0, 11.0]], [[9.0, 11.0]])
-    (-0.5, 1.224744871391589)
-    >>> apart([[9.0, 11.0]], [[9.0, 11.0]])  # the same runs under two names
-    (0.0, 0.0)
-    """
-    if runs == others:
-        return 0.0, 0.0
-    return pooled(runs)[0] - pooled(others)[0], math.hypot(standard_error(runs), standard_error(others))
-
-
-def chance_table(cards: Sequence[Mapping[str, Any]]) -> str:
-    """What of the cards' errors is chance: a line an experiment, over its seeds, from measured spreads."""
-    families: dict[str, list[Mapping[str, Any]]] = {}
-    for card in {str(card["digest"]): card for card in cards}.values():
-        if nudged(card):
-            families.setdefault(_family(card), []).append(card)
-    names = _names([Experiment.parse(kin[0]["experiment"]) for kin in families.values()])
-    lines = []
-    for name, kin in zip(names, families.values(), strict=True):
-        numbers = np.mean([card["results"]["error"] for card in kin]), *pooled([nudged(card) for card in kin])
-        lines.append([name, str(len(kin)), *(f"{number:.2f}" for number in numbers)])
-    return markdown(["experiment", "seeds", "error %", "of nudged runs %", "their deviation"], lines)
-
-
-def odd_ones(cards: Sequence[Mapping[str, Any]]) -> str:
-    """How many cards lie beyond all their nudged runs, which says whether those are runs like their own.
-
-    If they are, each of n + 1 runs is as likely as any other to be the lowest or the highest; where two are, no one
-    is. Runs of one experiment under several names count once.
-    """
-    runs = {(card["results"]["error"], tuple(nudged(card))) for card in cards if nudged(card)}
-    odd = sum(not min(errors) <= error <= max(errors) for error, errors in runs)
-    all_of = [[error, *errors] for error, errors in runs]
-    chance = sum((e.count(min(e)) == 1) / len(e) + (e.count(max(e)) == 1) / len(e) for e in all_of)
-    return f"{odd} of {len(runs)} errors lie below or above all their nudged runs; {chance:.0f} would by chance."
-
-
-def _names(experiments: Sequence[Experiment]) -> list[str]:
-    """What to call experiments: by tag or short name, and by what tells each from its namesakes."""
-    short = [experiment.tag or experiment.name.removesuffix(f"-s{experiment.seed}") for experiment in experiments]
-    whole = [experiment.model_dump(mode="json", exclude={"tag", "seed"}) for experiment in experiments]
-    names = []
-    for name, own in zip(short, whole, strict=True):
-        namesakes = [other for called, other in zip(short, whole, strict=True) if called == name]
-        telling = {field.name: field.a for other in namesakes for field in differing(own, other)}
-        fields = [f"{key}={telling[key]}" for key in sorted(telling) if telling[key] is not None]
-        names.append(", ".join([name, *(field for field in fields if not field.startswith("stream.seed="))]))
-    return names
 
 
 def put_spreads(file: Path, spreads: Mapping[str, Mapping[str, Any]]) -> list[str]:
