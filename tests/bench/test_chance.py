@@ -12,7 +12,7 @@ from bench.made import made
 from typer.testing import CliRunner
 
 from wise_atta import cli
-from wise_atta.bench.chance import apart, odd_ones, standard_error, summarise, table
+from wise_atta.bench.chance import apart, combined, nudged, odd_ones, standard_error, summarise, table
 from wise_atta.bench.record import write_cards
 
 
@@ -32,6 +32,17 @@ def test_standard_errors_are_the_deviations_of_means_that_were_drawn() -> None:
     assert np.mean(found[:, 1] ** 2) == pytest.approx(variance + 1.5**2 / 3, rel=0.05)
     assert found[:, 0].mean() == pytest.approx(2, abs=0.05)
     assert found[:, 0].var() == pytest.approx(variance + 1.5**2 / 3, rel=0.05)
+
+
+def test_one_nudged_run_is_as_good_as_none() -> None:
+    assert nudged({"spread": {"errors": [10.0]}}) == nudged({"spread": {"low": 9.0, "high": 11.0}}) == nudged({}) == []
+    assert nudged({"spread": summarise([10.0, 11.0])}) == [10.0, 11.0]
+
+
+def test_variances_of_equal_freedom_have_it_together() -> None:
+    """Equal ones have all degrees of freedom, and where one is much the largest, it has its own."""
+    assert combined([(2.0, 9)] * 3) == (pytest.approx(np.sqrt(6)), pytest.approx(27))
+    assert combined([(1e-9, 9), (4.0, 2)]) == (pytest.approx(2), pytest.approx(2))
 
 
 def test_what_of_an_error_is_chance_is_shown_over_seeds(card: dict[str, Any], tmp_path: Path) -> None:

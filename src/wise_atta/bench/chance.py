@@ -32,8 +32,9 @@ def summarise(found: Sequence[float]) -> dict[str, Any]:
 
 
 def nudged(card: Mapping[str, Any]) -> list[float]:
-    """Errors of the nudged runs behind a card's spread; none where it has none of its own."""
-    return list(card.get("spread", {}).get("errors", ()))
+    """Errors of the nudged runs behind a card's spread; none where it has none of its own, or a single one."""
+    found = list(card.get("spread", {}).get("errors", ()))
+    return found if len(found) > 1 else []
 
 
 def pooled(runs: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -53,6 +54,19 @@ def standard_error(runs: Sequence[Sequence[float]]) -> float:
     (1.0, 0.7071067811865476)
     """
     return float(np.sqrt(sum(np.var(errors, ddof=1) / len(errors) for errors in runs)) / len(runs))
+
+
+def combined(parts: Sequence[tuple[float, int]]) -> tuple[float, float]:
+    """The deviation that variances add up to, and its degrees of freedom out of theirs, as Welch and Satterthwaite do.
+
+    >>> combined([(8.0, 4), (8.0, 2)])
+    (4.0, 5.333333333333333)
+    >>> combined([(0.0, 9)])  # what does not vary moves nothing, whatever its tails
+    (0.0, 1.0)
+    """
+    variance = sum(part for part, _ in parts)
+    unsure = sum(part**2 / freedom for part, freedom in parts)
+    return math.sqrt(variance), variance**2 / unsure if unsure else 1.0
 
 
 def apart(runs: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> tuple[float, float]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from wise_atta import errors, rng, when
 from wise_atta.bench import bootstrap
 from wise_atta.bench.bootstrap import Array
-from wise_atta.bench.chance import nudged, pooled
+from wise_atta.bench.chance import combined, nudged, pooled
 from wise_atta.bench.demo import Interval
 from wise_atta.bench.figures import Figure, Panel, Series
 from wise_atta.bench.runs import Run
@@ -270,7 +270,7 @@ class Value:
         if any(point.nudged is not None for point in self.points):
             said += (
                 " Nudged: mean and deviation of runs whose weights were moved by 1e-7; where there are such, intervals "
-                "know from them, and not from seeds alone, how far runs come apart."
+                "over one stream know from them, and not from seeds alone, how far runs come apart."
             )
         return said
 
@@ -421,16 +421,19 @@ class _Group:
         return [found for run in self.runs if (found := nudged(run.card))]
 
     @cached_property
-    def chance(self) -> float:
-        """How far the mean of these runs may lie from that of others like them, in points, by what is known of chance.
+    def chance(self) -> tuple[float, float]:
+        """How far the mean of these runs may lie from that of others like them, in points, and Student's freedom.
 
-        Runs that are the same to the last sample are one. A deviation between seeds counts where it is the larger one:
-        seeds may also draw other things, but two or three that lie close together say little.
+        Runs that are the same to the last sample are one. Where seeds vary more than nudged runs do, they draw
+        something of their own: the rest of their variance is added, with as little freedom as so few seeds have.
         """
         times = Counter(run.hits.tobytes() for run in self.runs)
-        between = np.std([100 * np.mean(~np.frombuffer(hits, bool)) for hits in times], ddof=1) if len(times) > 1 else 0
-        alone = max(pooled(self.nudged)[1], float(between))
-        return alone * float(np.sqrt(np.sum(np.square(list(times.values()))))) / len(self.runs)
+        parts = [(float(np.var(errors, ddof=1)) / len(self.nudged), len(errors) - 1) for errors in self.nudged]
+        if len(times) > 1:
+            between = np.var([100 * np.mean(~np.frombuffer(hits, bool)) for hits in times], ddof=1)
+            parts.append((max(0.0, float(between) - sum(part for part, _ in parts)), len(times) - 1))
+        alone, freedom = combined(parts)
+        return alone * float(np.sqrt(np.sum(np.square(list(times.values()))))) / len(self.runs), freedom
 
     @property
     def error(self) -> float:
@@ -567,9 +570,9 @@ class _Sampler:
         """By how many points chance moves the mean of a group, [1 + replicates]."""
         found = np.zeros(1 + self.replicates)
         if len(self.streams) == 1 and group.nudged:
-            freedom = sum(len(errors) - 1 for errors in group.nudged)
+            deviation, freedom = group.chance
             drawn = rng.numpy(self.seed, f"value.chance.{group.name}").standard_t(freedom, self.replicates)
-            found[1:] = group.chance * drawn
+            found[1:] = deviation * drawn
         return found
 
     def sums(self, stream: int, values: NDArray[Any]) -> Array:
