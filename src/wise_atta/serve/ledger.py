@@ -480,8 +480,8 @@ def move(session: Session, stream: str, ids: Collection[str], state: str) -> Non
 def portions(names: Iterable[T]) -> Iterator[list[T]]:
     """As many at a time as one statement can name.
 
-    >>> [len(some) for some in portions(range(2500))]
-    [1000, 1000, 500]
+    >>> print(*(len(some) for some in portions(range(2500))))
+    1000 1000 500
     """
     left = iter(names)
     return iter(lambda: list(itertools.islice(left, _NAMES)), [])
