@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
@@ -117,6 +118,19 @@ def test_small_logits_are_compared_by_their_own_size() -> None:
     assert "further apart than 0.0001 of" in str(verify(changed(card, "first_batch", "logits", value=moved)))
     lost = [[math.nan for _ in row] for row in logits]
     assert "further apart" in str(verify(changed(card, "first_batch", "logits", value=lost)))
+
+
+@pytest.mark.parametrize(
+    ("precision", "near", "far"), [("fp32", 5e-5, 5e-4), ("tf32", 5e-3, 5e-2), ("bf16", 0.02, 0.2)]
+)
+def test_logits_agree_to_the_bits_that_were_asked_for(precision: str, near: float, far: float) -> None:
+    card = once(ONE.model_copy(update={"fast": {"precision": precision}}))
+    card["spread"] = summarise([card["results"]["error"]] * 2)
+    card["provenance"]["versions"]["torch"], card["first_batch"]["digest"] = "1.0", "0" * 16
+    logits = np.array(card["first_batch"]["logits"])
+    for share, holds in ((near, True), (far, False)):
+        moved = logits + share * np.abs(logits).max()
+        assert verify(changed(card, "first_batch", "logits", value=moved.tolist())).holds is holds
 
 
 def test_a_card_of_a_device_that_is_not_here_is_run_on_what_there_is(card: dict[str, Any]) -> None:

@@ -28,8 +28,8 @@ from wise_atta.bench.runs import change_bundle
 LOGITS = 1e-4
 # What rounding on the card may move them by: early cards keep six decimals.
 DECIMALS = 1e-6
-# The same for a network in bf16, whose numbers have 8 bits.
-BF16 = 0.05
+# The same for runs that chose to compute in fewer bits than float32's 24: 8 and 11.
+FEWER_BITS = {"bf16": 0.05, "tf32": 0.01}
 # Points of error that rounding alone may move where nothing is chaotic: 5 samples in 10,000 at a class boundary.
 ROUNDING = 0.05
 # How long a run took is no promise.
@@ -252,8 +252,9 @@ def verify(
     """Run a card's experiment again and say whether the card holds.
 
     On the same device kind, torch and package version, threads and deterministic mode every result must be the same.
-    Elsewhere the first batch's logits must agree to 1e-4 of the largest and the error must lie within the card's
-    spread. A card without a spread promises nothing about its error elsewhere.
+    Elsewhere the first batch's logits must agree to 1e-4 of the largest (to less where the experiment asks for bf16 or
+    TF32) and the error must lie within the card's spread. A card without a spread promises nothing about its error
+    elsewhere.
     """
     check_version(card, "the card")
     experiment, promised = Experiment.parse(dict(card["experiment"])), card["provenance"]
@@ -289,7 +290,8 @@ def verify(
     if first is None or verdict.logits is None:
         verdict.open.append("the card keeps no logits to compare with: run it again where it was made")
     else:
-        limit, largest = BF16 if "bf16" in promised.get("excepted", ()) else LOGITS, np.abs(first["logits"]).max()
+        limit = FEWER_BITS.get(str(experiment.fast.get("precision")), LOGITS)
+        largest = np.abs(first["logits"]).max()
         # Turned round, so that NaN is far.
         if not verdict.logits <= max(limit * largest, DECIMALS):
             verdict.broken.append(f"the first batch's logits are further apart than {limit:g} of {largest:.4g}")
