@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
+import os
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from wise_atta.bench.verify import (
     borrowed,
     measured,
     once,
+    processes,
     put_spreads,
     spread,
     verify,
@@ -146,6 +150,19 @@ def test_a_spread_is_that_of_nudged_runs(card: dict[str, Any]) -> None:
     assert spread(ONE, runs=3) == found, "the nudges are seeded"
     with pytest.raises(errors.BadConfig, match="two runs"):
         spread(ONE, runs=1)
+
+
+def test_nudged_runs_may_share_a_pool_of_processes(card: dict[str, Any], tmp_path: Path) -> None:
+    write_cards(tmp_path / "cards.json", [{name: value for name, value in card.items() if name != "spread"}])
+    done = CliRunner().invoke(cli.app, ["spread", str(tmp_path), "--runs", "3", "--jobs", "2"])
+    assert done.exit_code == 0 and "1 of 1 cards have a spread" in done.stdout
+    assert read_cards(tmp_path) == [card], "the same runs, wherever they are"
+    with processes(2) as pool:
+        assert pool is not None
+        with contextlib.suppress(BrokenProcessPool):
+            pool.submit(os._exit, 1).result()
+        with pytest.raises(errors.WiseAttaError, match="a process died in a nudged run of tent"):
+            spread(ONE, runs=2, pool=pool)
 
 
 def test_a_spread_reaches_to_the_run_itself_where_that_comes_out_the_same(

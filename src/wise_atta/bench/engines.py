@@ -131,7 +131,7 @@ class _Slot:
             self._pool = ProcessPoolExecutor(
                 1,
                 mp_context=multiprocessing.get_context("spawn"),
-                initializer=_die_by_interrupt,
+                initializer=die_by_interrupt,
                 max_tasks_per_child=1 if self._fresh else None,
             )
         return self._pool
@@ -142,7 +142,7 @@ class _Slot:
             self._pool = None
 
 
-def _die_by_interrupt() -> None:
+def die_by_interrupt() -> None:
     """Let Ctrl-C end a worker at once: its run goes on from its checkpoint another time."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -20,7 +20,7 @@ from wise_atta.bench.run import pick_device
 from wise_atta.bench.sweep import Places, expand, sweep, table
 from wise_atta.bench.terminal import left_out, watched
 from wise_atta.bench.tune import LEARNING_RATES, lay_out, tune
-from wise_atta.bench.verify import borrowed, measured, put_spreads, verify
+from wise_atta.bench.verify import borrowed, measured, processes, put_spreads, verify
 
 app = typer.Typer(help="Studies over many runs.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -238,6 +238,7 @@ def spread_command(
         bool, typer.Option("--show", help="Change nothing: print errors beside the means of their nudged runs.")
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure those that are known as well.")] = False,
+    jobs: Annotated[int, typer.Option(min=1, help="Nudged runs at once, each in a process.")] = 1,
     data: Data = None,
     weights: Weights = None,
     quiet: Quiet = False,
@@ -246,8 +247,8 @@ def spread_command(
 
     Cards elsewhere are held to it by `wise-atta verify`. A spread of as many runs is not measured twice.
 
-    Examples: wise-atta spread runs/delay/cards.json, wise-atta spread docs/results --from spreads.json, wise-atta
-    spread docs/results --borrow
+    Examples: wise-atta spread runs/delay/cards.json --jobs 4, wise-atta spread docs/results --from spreads.json,
+    wise-atta spread docs/results --borrow
     """
     if borrow + show + (measured_in is not None) > 1:
         raise errors.BadConfig("--borrow, --from and --show exclude each other: give one")
@@ -263,30 +264,31 @@ def spread_command(
     if borrow:
         found = borrowed([card for file in listed for card in read_cards(file, results=True)], runs)
     problems = []
-    for file in listed:
-        cards = read_cards(file, results=True)
-        for card in () if borrow or measured_in is not None else cards:
-            digest = str(card["digest"])
-            if digest in found or (len(chance.nudged(card)) >= runs and not again):
-                continue
+    with processes(jobs) as pool:
+        for file in listed:
+            cards = read_cards(file, results=True)
+            for card in () if borrow or measured_in is not None else cards:
+                digest = str(card["digest"])
+                if digest in found or (len(chance.nudged(card)) >= runs and not again):
+                    continue
 
-            def said(number: int, error: float, of: str = digest) -> None:
+                def said(number: int, error: float, of: str = digest) -> None:
+                    if not quiet:
+                        typer.echo(f"{of}: nudged run {number} of {runs}, {error:.2f} % error", err=True)
+
+                try:
+                    found[digest] = measured(card, runs=runs, data=data, weights=weights, pool=pool, report=said)
+                except errors.DataError as error:
+                    problems.append(str(error))
+                    continue
+                # Each at once: an interruption costs one.
+                problems += put_spreads(file, {digest: found[digest]})
                 if not quiet:
-                    typer.echo(f"{of}: nudged run {number} of {runs}, {error:.2f} % error", err=True)
-
-            try:
-                found[digest] = measured(card, runs=runs, data=data, weights=weights, report=said)
-            except errors.DataError as error:
-                problems.append(str(error))
-                continue
-            # Each at once: an interruption costs one.
-            problems += put_spreads(file, {digest: found[digest]})
-            if not quiet:
-                low, high = found[digest]["low"], found[digest]["high"]
-                typer.echo(f"{digest} in {file}: {low:.4f} to {high:.4f} %", err=True)
-        problems += put_spreads(file, found)
-        with_one = sum("spread" in card for card in read_cards(file, results=True))
-        typer.echo(f"{file}: {with_one} of {len(cards)} cards have a spread")
+                    low, high = found[digest]["low"], found[digest]["high"]
+                    typer.echo(f"{digest} in {file}: {low:.4f} to {high:.4f} %", err=True)
+            problems += put_spreads(file, found)
+            with_one = sum("spread" in card for card in read_cards(file, results=True))
+            typer.echo(f"{file}: {with_one} of {len(cards)} cards have a spread")
     left_out(list(dict.fromkeys(problems)))
 
 

@@ -7,16 +7,23 @@ sets in, and an error within its own `spread`, measured by runs with nudged weig
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import multiprocessing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from wise_atta import errors
 from wise_atta.bench.chance import family, nudged, summarise
+from wise_atta.bench.engines import die_by_interrupt
 from wise_atta.bench.experiment import Experiment, check_version, read_cards
 from wise_atta.bench.hold import Shelf
 from wise_atta.bench.record import write_cards, write_json
@@ -60,6 +67,7 @@ def spread(
     data: Path | None = None,
     weights: Path | None = None,
     shelf: Shelf | None = None,
+    pool: Executor | None = None,
     report: Callable[[int, float], None] | None = None,
 ) -> dict[str, Any]:
     """How far apart runs come whose weights differ by 1e-7 of themselves.
@@ -70,18 +78,62 @@ def spread(
     ----------
     runs
         How many; two at least.
+    pool
+        Processes to run them in, of `processes`; without, they run one after the other in this one.
     report
         Called after every run with its number and its error.
     """
     if runs < 2:
         raise errors.BadConfig(f"a spread needs two runs at least, not {runs}")
-    shelf, found = Shelf(2) if shelf is None else shelf, []
-    for number in range(1, runs + 1):
-        card = once(experiment, data=data, weights=weights, shelf=shelf, nudge=number)
-        found.append(card["results"]["error"])
-        if report is not None:
-            report(number, found[-1])
+    numbers, found = range(1, runs + 1), []
+    try:
+        for number, card in zip(numbers, _cards(experiment, numbers, data, weights, shelf, pool), strict=True):
+            found.append(card["results"]["error"])
+            if report is not None:
+                report(number, found[-1])
+    except BrokenProcessPool as error:
+        raise errors.WiseAttaError(
+            f"a process died in a nudged run of {experiment.name}: is there enough memory? Try fewer jobs"
+        ) from error
     return summarise(found)
+
+
+def _cards(
+    experiment: Experiment,
+    numbers: Sequence[int],
+    data: Path | None,
+    weights: Path | None,
+    shelf: Shelf | None,
+    pool: Executor | None,
+) -> Iterator[dict[str, Any]]:
+    if pool is not None:
+        yield from pool.map(partial(_there, experiment, data, weights, torch.get_num_threads()), numbers)
+        return
+    shelf = Shelf(2) if shelf is None else shelf
+    for number in numbers:
+        yield once(experiment, data=data, weights=weights, shelf=shelf, nudge=number)
+
+
+@contextlib.contextmanager
+def processes(jobs: int) -> Iterator[Executor | None]:
+    """A pool for nudged runs; none where one at a time is enough."""
+    if jobs == 1:
+        yield None
+        return
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=die_by_interrupt) as pool:
+        yield pool
+
+
+_shelf = Shelf(2)
+
+
+def _there(
+    experiment: Experiment, data: Path | None, weights: Path | None, threads: int, number: int
+) -> dict[str, Any]:
+    """A nudged run in another process, which keeps its streams and has as many threads."""
+    torch.set_num_threads(threads)
+    return once(experiment, data=data, weights=weights, shelf=_shelf, nudge=number)
 
 
 def measured(
@@ -90,6 +142,7 @@ def measured(
     runs: int = 10,
     data: Path | None = None,
     weights: Path | None = None,
+    pool: Executor | None = None,
     report: Callable[[int, float], None] | None = None,
 ) -> dict[str, Any]:
     """The spread of a card, measured here, where the card has to come out as it did, or `DataError`.
@@ -105,7 +158,7 @@ def measured(
         problems = [f"it comes out at {here:.4f} % here, not at {error:.4f} %"]
     if problems:
         raise errors.DataError(f"{card['digest']}: {'; '.join(problems)}. Measure it where the card was made")
-    reach = spread(experiment, runs=runs, data=data, weights=weights, shelf=shelf, report=report)
+    reach = spread(experiment, runs=runs, data=data, weights=weights, shelf=shelf, pool=pool, report=report)
     if here == error:
         reach |= {"low": min(reach["low"], error), "high": max(reach["high"], error)}
     return reach
