@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,11 @@ def nudged(card: Mapping[str, Any]) -> list[float]:
     """Errors of the nudged runs behind a card's spread; none where it has none of its own, or a single one."""
     found = list(card.get("spread", {}).get("errors", ()))
     return found if len(found) > 1 else []
+
+
+def all_nudged(cards: Iterable[Mapping[str, Any]]) -> list[list[float]]:
+    """The same for every card that has such runs."""
+    return [errors for card in cards if (errors := nudged(card))]
 
 
 def pooled(runs: Sequence[Sequence[float]]) -> tuple[float, float]:
@@ -91,7 +96,7 @@ def table(cards: Sequence[Mapping[str, Any]]) -> str:
     names = _names([Experiment.parse(kin[0]["experiment"]) for kin in families.values()])
     lines = []
     for name, kin in zip(names, families.values(), strict=True):
-        numbers = np.mean([card["results"]["error"] for card in kin]), *pooled([nudged(card) for card in kin])
+        numbers = np.mean([card["results"]["error"] for card in kin]), *pooled(all_nudged(kin))
         lines.append([name, str(len(kin)), *(f"{number:.2f}" for number in numbers)])
     return markdown(["experiment", "seeds", "error %", "of nudged runs %", "their deviation"], lines)
 

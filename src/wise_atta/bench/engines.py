@@ -128,12 +128,7 @@ class _Slot:
 
     def _started(self) -> ProcessPoolExecutor:
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                1,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=die_by_interrupt,
-                max_tasks_per_child=1 if self._fresh else None,
-            )
+            self._pool = pool(1, self._fresh)
         return self._pool
 
     def close(self) -> None:
@@ -142,7 +137,17 @@ class _Slot:
             self._pool = None
 
 
-def die_by_interrupt() -> None:
+def pool(count: int, fresh: bool = False) -> ProcessPoolExecutor:
+    """So many processes, which end with this one; `fresh`: each after one task."""
+    return ProcessPoolExecutor(
+        count,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=_die_by_interrupt,
+        max_tasks_per_child=1 if fresh else None,
+    )
+
+
+def _die_by_interrupt() -> None:
     """Let Ctrl-C end a worker at once: its run goes on from its checkpoint another time."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 

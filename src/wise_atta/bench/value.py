@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from wise_atta import errors, rng, when
 from wise_atta.bench import bootstrap
 from wise_atta.bench.bootstrap import Array
-from wise_atta.bench.chance import combined, nudged, pooled
+from wise_atta.bench.chance import all_nudged, combined, pooled
 from wise_atta.bench.demo import Interval
 from wise_atta.bench.figures import Figure, Panel, Series
 from wise_atta.bench.runs import Run
@@ -418,7 +418,7 @@ class _Group:
     @cached_property
     def nudged(self) -> list[list[float]]:
         """Errors of runs with nudged weights, for each run whose card has a spread of its own."""
-        return [found for run in self.runs if (found := nudged(run.card))]
+        return all_nudged(run.card for run in self.runs)
 
     @cached_property
     def chance(self) -> tuple[float, float]:

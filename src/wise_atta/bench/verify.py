@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -22,8 +21,8 @@ import numpy as np
 import torch
 
 from wise_atta import errors
+from wise_atta.bench import engines
 from wise_atta.bench.chance import family, nudged, summarise
-from wise_atta.bench.engines import die_by_interrupt
 from wise_atta.bench.experiment import Experiment, check_version, read_cards
 from wise_atta.bench.hold import Shelf
 from wise_atta.bench.record import write_cards, write_json
@@ -120,8 +119,7 @@ def processes(jobs: int) -> Iterator[Executor | None]:
     if jobs == 1:
         yield None
         return
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=spawn, initializer=die_by_interrupt) as pool:
+    with engines.pool(jobs) as pool:
         yield pool
 
 

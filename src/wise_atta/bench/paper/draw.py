@@ -14,6 +14,8 @@ from wise_atta.bench.paper.tables import paper_mean
 
 ERROR = "error %"
 MEANT = ", mean ± standard error"
+# The height of a row at a spot, and how far its whisker goes.
+Over = Callable[[Gathered, str, str], tuple[float, float] | None]
 
 
 def figure(found: Gathered) -> Figure | None:
@@ -31,16 +33,23 @@ def _title(found: Gathered, spot: str) -> str:
     return PLACES[spot].title if found.on is None else spot
 
 
-def _nudged(found: Gathered, row: str, spot: str) -> list[list[float]]:
-    cell = found.cell(row, spot)
-    return [] if cell is None else cell.nudged
-
-
-def _over_nudged(found: Gathered, spot: str) -> str:
-    """A title with the seeds: what other draws would change is not in their standard errors."""
+def _nudged_title(found: Gathered, spot: str) -> str:
+    """With the seeds: what other draws would change is not in their standard errors."""
     runs = [run.card for cell in _at(found, spot) for run in cell.runs]
     seeds = ", ".join(str(seed) for seed in sorted({card["experiment"]["seed"] for card in runs if nudged(card)}))
     return f"{_title(found, spot)}, nudged runs of seed {seeds}"
+
+
+def _over_seeds(found: Gathered, row: str, spot: str) -> tuple[float, float] | None:
+    """Mean and deviation."""
+    measured = found.measured(row, spot)
+    return None if measured is None else (measured.mean, measured.sd or 0.0)
+
+
+def _over_nudged(found: Gathered, row: str, spot: str) -> tuple[float, float] | None:
+    """Mean and its standard error."""
+    runs = found.nudged(row, spot)
+    return (pooled(runs)[0], standard_error(runs)) if runs else None
 
 
 # ---- lines: error against a quantity ---------------------------------------------------------------------------------
@@ -53,12 +62,18 @@ def _lines(found: Gathered) -> list[Panel]:
             "lines",
             found.item.axis,
             ERROR,
-            [*_measured_lines(found, spot), *(_paper_lines(found, spot) if found.on is None else [])],
+            [*_error_lines(found, spot, _over_seeds), *(_paper_lines(found, spot) if found.on is None else [])],
         )
         for spot in found.spots
     ]
     ours += [
-        Panel(_over_nudged(found, spot), "lines", found.item.axis, ERROR + MEANT, _nudged_lines(found, spot))
+        Panel(
+            _nudged_title(found, spot),
+            "lines",
+            found.item.axis,
+            ERROR + MEANT,
+            _error_lines(found, spot, _over_nudged),
+        )
         for spot in found.spots
     ]
     paper = [] if found.on is None else _paper_lines(found, found.spots[0])
@@ -71,25 +86,14 @@ def _line_names(found: Gathered) -> list[str]:
     return list(dict.fromkeys(name for row in found.item.rows.values() for name in row.line))
 
 
-def _measured_lines(found: Gathered, spot: str) -> list[Series]:
+def _error_lines(found: Gathered, spot: str, over: Over) -> list[Series]:
     lines = []
     for name in _line_names(found):
         rows = [row for row in found.item.rows.values() if name in row.line]
-        points = [(row.x, measured) for row in rows if (measured := found.measured(row.name, spot)) is not None]
+        points = [(float(row.x or 0), *at) for row in rows if (at := over(found, row.name, spot)) is not None]
         if points:
-            spread = [measured.sd or 0.0 for _, measured in points]
-            lines.append(Series(name, [float(x or 0) for x, _ in points], [m.mean for _, m in points], spread))
-    return lines
-
-
-def _nudged_lines(found: Gathered, spot: str) -> list[Series]:
-    lines = []
-    for name in _line_names(found):
-        rows = [row for row in found.item.rows.values() if name in row.line]
-        points = [(float(row.x or 0), runs) for row in rows if (runs := _nudged(found, row.name, spot))]
-        if points:
-            means, spread = [pooled(runs)[0] for _, runs in points], [standard_error(runs) for _, runs in points]
-            lines.append(Series(name, [x for x, _ in points], means, spread))
+            xs, means, spread = (list(numbers) for numbers in zip(*points, strict=True))
+            lines.append(Series(name, xs, means, spread))
     return lines
 
 
@@ -152,14 +156,13 @@ def _bar_panel(found: Gathered, title: str, names: Sequence[str], columns: Seque
 
 
 def _nudged_bars(found: Gathered, spot: str) -> Panel:
-    series, base = [], _nudged(found, found.item.reference, spot)
+    series, base = [], found.nudged(found.item.reference, spot)
     for row in found.item.rows:
-        runs = _nudged(found, row, spot)
+        runs = found.nudged(row, spot)
         if runs and base and row != found.item.reference:
             gain, error = apart(runs, base)
             series.append(Series(row, [0], [gain], [error]))
-    axis = f"points{MEANT}"
-    return Panel(_over_nudged(found, spot), "bars", "", axis, series, ["all domains"])
+    return Panel(_nudged_title(found, spot), "bars", "", f"points{MEANT}", series, ["all domains"])
 
 
 def _paper_bars(found: Gathered, place: str) -> Panel:
@@ -181,15 +184,14 @@ def _rows(found: Gathered) -> list[Panel]:
     """Error of every row."""
     panels = []
     for spot in found.spots:
-        rows = [(row, m) for row in found.item.rows if (m := found.measured(row, spot)) is not None]
-        series = Series(ERROR, range(len(rows)), [m.mean for _, m in rows], [m.sd or 0.0 for _, m in rows])
-        panels.append(
-            Panel(_title(found, spot), "lines", "", ERROR, [series] if rows else [], [row for row, _ in rows])
-        )
-        known = {row: runs for row in found.item.rows if (runs := _nudged(found, row, spot))}
-        means, spread = [pooled(runs)[0] for runs in known.values()], [standard_error(runs) for runs in known.values()]
-        lines = [Series(ERROR, range(len(known)), means, spread)] if known else []
-        panels.append(Panel(_over_nudged(found, spot), "lines", "", ERROR + MEANT, lines, list(known)))
+        for title, axis, over in (
+            (_title(found, spot), ERROR, _over_seeds),
+            (_nudged_title(found, spot), ERROR + MEANT, _over_nudged),
+        ):
+            rows = {row: at for row in found.item.rows if (at := over(found, row, spot)) is not None}
+            means, spread = [mean for mean, _ in rows.values()], [deviation for _, deviation in rows.values()]
+            series = [Series(ERROR, range(len(rows)), means, spread)] if rows else []
+            panels.append(Panel(title, "lines", "", axis, series, list(rows)))
     return panels
 
 

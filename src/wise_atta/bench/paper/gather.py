@@ -13,7 +13,7 @@ import numpy as np
 
 from wise_atta import errors
 from wise_atta.bench import runs as bundles
-from wise_atta.bench.chance import nudged
+from wise_atta.bench.chance import all_nudged
 from wise_atta.bench.experiment import card_files, whole
 from wise_atta.bench.paper.define import ALIASES, Spot, experiment_of, has_chance, own_options, places, rows
 from wise_atta.bench.paper.items import Column, Item, Row
@@ -173,7 +173,7 @@ class Cell:
     @property
     def nudged(self) -> list[list[float]]:
         """Errors of runs with nudged weights, for each seed whose card has a spread of its own."""
-        return [found for run in self.runs if (found := nudged(run.card))]
+        return all_nudged(run.card for run in self.runs)
 
     @property
     def limit(self) -> int | None:
@@ -255,6 +255,11 @@ class Gathered:
 
     def cell(self, row: str, spot: str) -> Cell | None:
         return self.cells.get((row, spot))
+
+    def nudged(self, row: str, spot: str) -> list[list[float]]:
+        """Errors of a row's runs with nudged weights, by seed."""
+        cell = self.cell(row, spot)
+        return [] if cell is None else cell.nudged
 
     def measured(self, row: str, column: Column | str) -> Measured | None:
         """What was measured in a column of the paper, or at a spot; None if not all that it needs was run."""

@@ -116,7 +116,7 @@ def _errors_on_hand(found: Gathered) -> list[str]:
         papers = {row: paper_mean(found, row, spot) for row in found.item.rows}
         printed = any(paper is not None for paper in papers.values())
         compared = compared or printed
-        nudged = {row: cell.nudged for row in papers if (cell := found.cell(row, spot)) is not None and cell.nudged}
+        nudged = {row: runs for row in papers if (runs := found.nudged(row, spot))}
         chance = chance or bool(nudged)
         lines = []
         for row, paper in papers.items():
