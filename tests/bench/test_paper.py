@@ -223,13 +223,13 @@ def test_rows_with_nudged_runs_say_and_draw_what_is_chance(runs: Path, tmp_path:
     assert invoke("publish", "delay", runs, "--out", tmp_path).exit_code == 0
     cards = read_cards(tmp_path / "digits" / "delay" / "cards.json")
 
-    def put(row: str, *spreads: list[float]) -> None:
-        for run, nudged in zip(gathered("delay", runs).cells[row, "digits ctta"].runs, spreads, strict=False):
+    def put(row: str, *spreads: list[float] | None) -> None:
+        for run, nudged in zip(gathered("delay", runs).cells[row, "digits ctta"].runs, spreads, strict=True):
             (card,) = (card for card in cards if card["digest"] == run.card["digest"])
-            card["spread"] = summarise(nudged)
+            card |= {} if nudged is None else {"spread": summarise(nudged)}
 
     put("WISE-ATTA, delay 0", [8.0, 10.0], [10.0, 14.0])
-    put("EATTA, delay 50", [11.0, 12.0])
+    put("EATTA, delay 50", [11.0, 12.0], None)
     write_cards(tmp_path / "digits" / "delay" / "cards.json", cards)
     lines = tables.text(gathered("delay", tmp_path)).splitlines()
     rows = {cells[1]: dict(zip(heads, cells, strict=True)) for heads, cells in _table(lines)}
