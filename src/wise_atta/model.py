@@ -12,6 +12,7 @@ import contextlib
 import copy
 import fnmatch
 import threading
+import types
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -203,6 +204,9 @@ class _Replica:
         for norm in self.norms:
             norm.num_batches_tracked = None
             norm.track_running_stats = True
+            if isinstance(norm, nn.SyncBatchNorm):
+                # As a plain layer: what other processes predict on at the same time is none of this stream's.
+                norm.forward = types.MethodType(_BatchNorm.forward, norm)  # type: ignore[method-assign]
         wanted = set(adapted)
         # A tied parameter has several places and one name: the first.
         first_name: dict[int, str] = {}
@@ -386,6 +390,9 @@ class Classifier:
         norms = self._free[0].norms
         self._channels = [norm.num_features for norm in norms]
         self._source_buffers = self._free[0].source_buffers
+        # Norm layers may be kept in another precision than the rest of the network.
+        own = [t for norm in norms for t in (norm.running_mean, norm.weight) if t is not None]
+        self._norm_dtype = own[0].dtype if own else self.dtype
         self.work = Work()
         # Whether forwards of the same inputs will follow one another, so that it pays to keep what they share.
         self.repeats = False
@@ -790,6 +797,11 @@ class Classifier:
 
     def _check_output(self, replica: _Replica, features: Tensor | None, output: Tensor) -> None:
         """head(features) must be the logits: otherwise selection and the head step would work on something else."""
+        if output.shape[1] == 1:
+            raise errors.BadInput(
+                "the model gives one logit a sample, which leaves nothing to choose from: for two classes wrap it so "
+                "that it returns two logits, 0 and that one"
+            )
         if self.classes is not None and int(self.classes.max()) >= output.shape[1]:
             raise errors.BadConfig(f"classes names class {int(self.classes.max())}, the model has {output.shape[1]}")
         with torch.no_grad():
@@ -806,6 +818,12 @@ class Classifier:
             for name, m in self.model.named_modules()
             if isinstance(m, nn.Linear) and m.out_features == output.shape[1]
         ]
+        if fitting == [self.head_name]:
+            raise errors.HeadNotFound(
+                f"the model does not return what layer {self.head_name!r} gives, its only linear layer with "
+                f"{output.shape[1]} outputs. Leave out what follows it (a softmax, say), so that the model returns "
+                "logits, or name the layer that does turn features into the logits with head='…'"
+            )
         raise errors.HeadNotFound(
             f"layer {self.head_name!r} does not turn features into the logits. Name the layer that does with "
             f"head='…'. Linear layers with {output.shape[1]} outputs: {', '.join(fitting) or 'none'}"
@@ -915,7 +933,7 @@ class Classifier:
             self.running = self._source_statistics() if self.statistics == "ema" else None
 
     def _scratch(self) -> Tensor:
-        return torch.zeros(2 * sum(self._channels), dtype=self.dtype, device=self.device)
+        return torch.zeros(2 * sum(self._channels), dtype=self._norm_dtype, device=self.device)
 
     def _pairs(self, values: Tensor) -> list[tuple[Tensor, Tensor]]:
         sizes = [c for channels in self._channels for c in (channels, channels)]
@@ -950,7 +968,7 @@ class Classifier:
         BatchNorm layers normalise as they do here: with the batch, the source, the moving average (with
         ``"renorm"`` the batch as long as there is none) or the mixture.
         """
-        module = copy.deepcopy(self.model).eval()
+        module = _copy_whole(self.model).eval()
         version = self.live if version is None else version
         with torch.no_grad():
             for name, parameter in module.named_parameters():
@@ -1068,8 +1086,10 @@ class _Mixture:
     def __call__(self, norm: nn.Module, args: tuple[Any, ...]) -> None:
         mean, var = _batch_moments(args[0])
         weight = self.samples.count / (self.samples.count + self.prior)
-        norm.running_mean = torch.lerp(self.mean.to(mean), mean, weight)
-        norm.running_var = torch.lerp(self.var.to(var), var, weight)
+        assert isinstance(norm.running_mean, Tensor)
+        kind = norm.running_mean  # device and precision are the module's, wherever it was moved
+        norm.running_mean = torch.lerp(self.mean.to(kind), mean.to(kind), weight)
+        norm.running_var = torch.lerp(self.var.to(kind), var.to(kind), weight)
 
 
 @contextlib.contextmanager
@@ -1094,22 +1114,38 @@ def _copy_structure(model: nn.Module) -> nn.Module:
 
     Parameters are seen through detached twins, which use the same memory but never collect a gradient.
     """
-    memo: dict[int, Any] = {}
+    found = [tensor for module in model.modules() for tensor in _held(vars(module))]
+    shared: dict[int, Any] = {
+        id(t): nn.Parameter(t.detach(), requires_grad=False) if isinstance(t, nn.Parameter) else t for t in found
+    }
+    return _copied(model, shared)
 
-    def share(value: object) -> None:
-        if isinstance(value, nn.Parameter):
-            memo[id(value)] = nn.Parameter(value.detach(), requires_grad=False)
-        elif isinstance(value, Tensor):
-            memo[id(value)] = value
-        elif isinstance(value, Mapping):
-            share(list(value.values()))
-        elif isinstance(value, list | tuple):
-            for item in value:
-                share(item)
 
-    for module in model.modules():
-        share(vars(module))
-    return copy.deepcopy(model, memo)
+def _copy_whole(model: nn.Module) -> nn.Module:
+    """A copy of the module with tensors of its own; those that a forward left in it are cut loose from their graph."""
+    found = [tensor for module in model.modules() for tensor in _held(vars(module))]
+    return _copied(model, {id(t): t.detach().clone() for t in found if not t.is_leaf})
+
+
+def _held(value: object) -> Iterator[Tensor]:
+    """The tensors that a module keeps in its attributes."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _held(item)
+
+
+def _copied(model: nn.Module, known: dict[int, Any]) -> nn.Module:
+    try:
+        return copy.deepcopy(model, known)
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, RuntimeError) as error:
+        raise errors.BadConfig(
+            f"the model cannot be copied: {error}. Keep what cannot be (locks, open files, …) out of the module, or "
+            "give it a __deepcopy__"
+        ) from error
 
 
 def _unwrap(model: nn.Module) -> nn.Module:

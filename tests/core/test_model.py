@@ -133,6 +133,20 @@ def test_a_net_without_a_linear_layer_asks_for_the_name_of_its_head() -> None:
         Classifier(net)
 
 
+def test_a_net_that_ends_in_a_softmax_is_told_to_leave_it_out() -> None:
+    net = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, nets.CLASSES), nn.Softmax(dim=1)).double()
+    with pytest.raises(errors.HeadNotFound, match=r"does not return what layer '1' gives.*Leave out.*softmax"):
+        Classifier(net).forward(nets.batch("tabular"))
+    assert len(Classifier(net[:2]).forward(nets.batch("tabular")).logits) == 8
+
+
+@pytest.mark.parametrize("method", ["tent", "hiltta"])
+def test_a_net_with_a_single_logit_is_refused(method: str) -> None:
+    net = nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 1)).double()
+    with pytest.raises(errors.BadInput, match="one logit a sample"):
+        adapt(net, method).predict(nets.batch("tabular"))
+
+
 def test_a_head_that_is_applied_before_pooling_is_not_taken_for_one() -> None:
     class PerToken(nn.Module):
         def __init__(self) -> None:
@@ -490,6 +504,46 @@ def test_a_net_that_does_not_return_logits_is_refused() -> None:
 
 
 # -- replicas ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_net_that_cannot_be_copied_is_refused_with_what_to_do() -> None:
+    net = nets.make()
+    net.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(errors.BadConfig, match=r"cannot be copied.*lock.*Keep what cannot be"):
+        Classifier(net)
+
+
+@pytest.mark.parametrize("mode", [*MODES, "renorm"])
+def test_layers_that_were_trained_in_several_processes_are_plain_ones_here(mode: Any) -> None:
+    net = nets.make()
+    synchronised = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(net))
+    before = look(synchronised)
+    found = []
+    for each in (net, synchronised):
+        adapter = adapt(each, "tent", statistics=mode, lr=0.1)
+        for number in range(1, 4):
+            out = adapter.predict(nets.batch(number=number))
+            adapter.learn(out)
+        found.append(out.logits)
+    assert torch.equal(*found)
+    assert same(look(synchronised), before)
+
+
+@pytest.mark.parametrize("mode", [*MODES, "renorm"])
+def test_norm_layers_may_be_kept_in_another_precision_than_the_rest(mode: Any) -> None:
+    net = nets.make(dtype=torch.bfloat16)
+    for module in net.modules():
+        if isinstance(module, _BatchNorm):
+            module.float()
+    adapter = adapt(net, "tent", statistics=mode, lr=0.1)
+    for number in range(1, 4):
+        out = adapter.predict(nets.batch(number=number, dtype=torch.bfloat16))
+        adapter.learn(out)
+    assert adapter.classifier.live.flat.dtype == torch.float32
+    assert not torch.equal(adapter.classifier.live.flat, adapter.classifier.source_flat())
+    exported = adapter.export()(x := nets.batch(number=4, dtype=torch.bfloat16))
+    if mode in ("batch", "source", "mixed"):
+        assert torch.equal(exported, adapter.predict(x, ask=False, learn=False).logits)
 
 
 class WithExtras(nets.BatchNormCnn):
