@@ -294,6 +294,14 @@ def test_limits_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
         wa.Guard(**options)
 
 
+@pytest.mark.parametrize("window", [1, 8, 20])
+def test_a_window_may_be_shorter_than_a_few_batches(window: int) -> None:
+    adapter = wa.adapt(net(), "tent", lr=0.0, guard=wa.Guard(window=window, every=2))
+    for x, _ in mixed(12, noise=0.5, n=4):
+        adapter.step(x)
+    assert adapter.guard is not None and adapter.guard.trips == 0
+
+
 def test_one_guard_watches_one_adapter() -> None:
     guard = wa.Guard()
     wa.adapt(net(), "tent", guard=guard)

@@ -163,7 +163,7 @@ class Guard:
         counts = view.logits.argmax(dim=1).bincount(minlength=view.classes)
         # One copy to the host: counts are whole numbers that float64 holds exactly.
         *classes, entropy = torch.cat([counts.double(), view.entropy.double().sum().unsqueeze(0)]).tolist()
-        self._seen.append(_Seen(len(view), torch.tensor(classes, dtype=torch.float64), entropy))
+        self._seen.append(_Seen(len(view), torch.tensor(classes, dtype=torch.float64, device="cpu"), entropy))
         while sum(seen.samples for seen in self._seen[1:]) >= self.window:
             del self._seen[0]
         total = sum(seen.samples for seen in self._seen)
@@ -177,7 +177,7 @@ class Guard:
         )
 
     def _alarm(self, look: _Look) -> str | None:
-        if look.total >= _FEW and not {"share", "classes", "entropy"} <= set(self._usual):
+        if look.total >= min(_FEW, self.window) and not {"share", "classes", "entropy"} <= set(self._usual):
             self._usual |= {"share": look.share, "classes": look.classes, "entropy": look.entropy}
         if self._overruled:
             return None
@@ -225,7 +225,7 @@ class Guard:
     def _keep(self, number: int, look: _Look) -> None:
         """Take a snapshot when it is time and all is calm: half as far from the usual as an alarm."""
         usual = self._usual
-        if look.total < _FEW:
+        if look.total < min(_FEW, self.window):
             return
         if look.total >= self.window:
             usual |= {"share": min(look.share, usual["share"]), "classes": max(look.classes, usual["classes"])}
