@@ -84,6 +84,7 @@ def test_a_known_length_rounds_the_budget() -> None:
         {"ratio": math.nan},
         {"ratio": math.inf},
         {"ratio": "many"},
+        {"ratio": "1/0"},
         {"ratio": 1.5, "per": "sample"},
         {"ratio": 0.5, "per": "hour"},
         {"ratio": 0.5, "credit": -1},

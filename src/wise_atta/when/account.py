@@ -161,7 +161,7 @@ def exact(ratio: Ratio) -> Fraction:
     """
     try:
         rate = Fraction(str(ratio))
-    except ValueError as error:
+    except (ValueError, ZeroDivisionError) as error:
         raise errors.BadConfig(f"ratio={ratio!r} is not a number of labels per batch or sample, such as 0.2") from error
     if rate < 0:
         raise errors.BadConfig(f"ratio={ratio}: labels are spent, not earned, so give 0 or more")
