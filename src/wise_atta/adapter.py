@@ -159,6 +159,12 @@ class Adapter:
         for name, batches in (("late_limit", late_limit), ("expires_after", expires_after)):
             if batches is not None and batches < 0:
                 raise errors.BadConfig(f"{name} must be None or 0 batches or more, not {batches}")
+        if annotator is not None and not isinstance(annotator, Annotator):
+            raise errors.BadConfig(
+                f"annotator={annotator!r} is no annotator: wrap a function (question → answer) in who.Callback"
+            )
+        if guard is not None and not isinstance(guard, Guard):
+            raise errors.BadConfig(f"guard must be a Guard, True or None, not {guard!r}")
         self.classifier = classifier
         self.update = update
         self.policy = Never() if policy is None else policy
@@ -302,7 +308,8 @@ class Adapter:
         self._number = number
         self._age += 1
         out = Prediction(
-            logits=scored,
+            # A copy: what the caller does to it must not reach what is learned.
+            logits=scored.clone(),
             queries=[] if self._taught else queries,
             sent=queries if self._taught else [],
             utility=score,
@@ -436,7 +443,7 @@ class Adapter:
                 forward = self.classifier.forward(out._inputs, grad=self.update.needs_graph)
             taught = self.update.consult(forward, self.open, len(out.sent)) if self._taught else {}
             answers = {**answers, **taught}
-            losses = self.update.learn(forward, self._labels(out, forward, todo))
+            losses = self._update(out, forward, todo)
         if forward is not None and not self._frozen:
             self.classifier.commit(forward)
         if self.anchor is not None and not self._frozen and not self.update.moves_anchor:
@@ -476,6 +483,15 @@ class Adapter:
         for callback in self._callbacks:
             callback(step)
         return step
+
+    def _update(self, out: Prediction, forward: Forward, todo: Sequence[Answered]) -> dict[str, Tensor]:
+        # Where it fails (memory runs out, say) the graph may be used up: learned again, the batch takes a new forward.
+        out._forward = None
+        try:
+            return self.update.learn(forward, self._labels(out, forward, todo))
+        except BaseException:
+            self.update.abandon()
+            raise
 
     def _sift(self, out: Prediction, answered: list[Answered]) -> tuple[list[Answered], list[str]]:
         """The labels to learn now, and the ids of those that came too late for it. Frozen, it is not settled yet."""
@@ -661,6 +677,12 @@ class Adapter:
                 self.annotator.reset()
 
     # -- keeping it ---------------------------------------------------------------------------------------------
+
+    def __reduce__(self) -> Any:
+        raise errors.WiseAttaError(
+            "an adapter is neither copied nor pickled: make another around the same model with the same options, and "
+            "load_state_dict() there what state_dict() gives here"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on to the same bits: about three times the adapted tensors, never the model."""

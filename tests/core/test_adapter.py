@@ -71,6 +71,79 @@ def test_logits_are_those_before_the_update_on_the_same_batch() -> None:
         assert not out.logits.requires_grad and out.logits.grad_fn is None
 
 
+@pytest.mark.parametrize("method", ["wise", "tent", "cotta"])
+def test_what_the_caller_does_to_the_logits_is_not_learned(method: str) -> None:
+    options = {"policy": "uniform", "ratio": 1.0} if method == "wise" else {}
+    adapter, twin = (adapt(nets.make(), method, lr=0.1, **options) for _ in range(2))
+    for each in (adapter, twin):
+        out = each.predict(nets.batch())
+        if each is adapter:
+            out.logits.div_(100)
+        each.learn(out, {query.id: nets.truth(query) for query in out.queries})
+    assert torch.equal(adapter.classifier.live.flat, twin.classifier.live.flat)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(
+    ("method", "part", "call"),
+    [
+        ("wise", "head", 1),
+        ("wise", "gradients", 2),
+        ("sar", "forward", 1),
+        ("sar", "gradients", 2),
+        ("roid", "forward", 1),
+        ("eatta", "gradients", 2),
+        ("hiltta", "forward", 4),
+        ("simatta", "forward", 3),
+        ("simatta", "gradients", 5),
+    ],
+)
+def test_a_batch_that_could_not_be_learned_leaves_no_trace_in_the_tensors_and_can_be_learned_again(
+    method: str, part: str, call: int, at_once: bool
+) -> None:
+    options = {} if method in ("tent", "sar", "roid") else {"ratio": 1.0, "policy": "uniform", "labels": 1}
+    adapter = adapt(nets.make(), method, statistics="batch", annotator=who.Oracle(nets.truth), **options)
+    for number in range(1, 4):
+        adapter.step(nets.batch(number=number))
+    out, whole = adapter.predict(nets.batch(number=4)), getattr(adapter.classifier, part)
+    answers = {query.id: nets.truth(query) for query in out.queries}
+    before, calls = adapter.classifier.live.flat, 0
+
+    def fail(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise torch.OutOfMemoryError
+        return whole(*args, **options)
+
+    setattr(adapter.classifier, part, fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        adapter.learn(out, answers)
+    assert torch.equal(adapter.classifier.live.flat, before)
+    assert torch.equal(adapter.update.optimizer.flat, adapter.classifier.live.flat)
+    setattr(adapter.classifier, part, whole)
+    if not at_once:
+        adapter.predict(nets.batch(number=5))
+    assert set(adapter.learn(out, answers).learned) == set(answers)
+
+
+@pytest.mark.parametrize("method", ["wise", "eatta", "roid", "cotta"])
+def test_where_tensors_are_made_by_default_is_none_of_its_business(method: str) -> None:
+    options = {"ratio": 1.0, "policy": "uniform"} if method in ("wise", "eatta") else {}
+    found = []
+    for device in (None, "meta"):
+        adapter, x = adapt(nets.make(), method, guard=True, **options), [nets.batch(number=t) for t in range(1, 5)]
+        torch.set_default_device(device)
+        try:
+            for batch in x:
+                out = adapter.predict(batch)
+                adapter.learn(out, {query.id: nets.truth(query) for query in out.queries})
+        finally:
+            torch.set_default_device(None)
+        found.append(out.logits)
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("kind", list(nets.KINDS))
 @pytest.mark.parametrize("method", ["source", "bn", "tent", "wise"])
 def test_every_first_method_runs_on_every_kind_of_net(kind: str, method: str) -> None:
@@ -475,6 +548,13 @@ def test_step_without_an_annotator_says_what_to_do() -> None:
     adapt(nets.make(), "tent").step(nets.batch())
 
 
+def test_a_function_has_to_be_made_an_annotator() -> None:
+    with pytest.raises(errors.BadConfig, match=r"who\.Callback"):
+        wise(annotator=nets.truth)
+    with pytest.raises(errors.BadConfig, match="guard"):
+        wise(guard="yes")
+
+
 # -- steering ---------------------------------------------------------------------------------------------------------
 
 
@@ -605,6 +685,40 @@ def test_an_exported_module_can_be_adapted_again() -> None:
     query = ask(second, 5)
     out = second.predict(nets.batch(number=6))
     assert second.learn(out, {query.id: 1}).late == 1
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_an_adapter_is_neither_copied_nor_pickled_but_says_what_to_do(copied: Any) -> None:
+    with pytest.raises(errors.WiseAttaError, match=r"load_state_dict\(\)"):
+        copied(wise())
+
+
+class Remembering(nets.TabularNet):
+    """Keeps what it computed last, with its graph."""
+
+    latest: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.latest = super().forward(x)
+        return self.latest
+
+
+def test_what_a_net_remembers_of_its_last_forward_does_not_keep_it_from_being_exported() -> None:
+    net, x = nets.trained(Remembering), nets.batch("tabular")
+    net(x)
+    adapter = adapt(net, "wise", ratio=1.0, policy="uniform", lr=0.1)
+    play(adapter, range(1, 4), "tabular")
+    exported = adapter.export()
+    assert exported.latest is not net.latest and exported.latest.grad_fn is None  # type: ignore[union-attr]
+    torch.testing.assert_close(exported(x).detach(), adapter.predict(x, ask=False, learn=False).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_net_in_half_precision_is_exported_as_it_normalises_here(dtype: torch.dtype) -> None:
+    adapter, x = adapt(nets.make(dtype=dtype), "wise", ratio=1.0, policy="uniform"), nets.batch(dtype=dtype)
+    adapter.learn(adapter.predict(x))
+    assert adapter.classifier.statistics == "mixed"
+    assert torch.equal(adapter.export()(x), adapter.predict(x, ask=False, learn=False).logits)
 
 
 def torch_saved(module: nn.Module) -> nn.Module:

@@ -152,3 +152,22 @@ def test_learning_from_two_threads_takes_every_step_one_after_the_other() -> Non
     first, second = together(learn, learn)
     assert sorted([*first, *second]) == list(range(1, 101))
     assert adapter.counts.asked == adapter.counts.learned == adapter.policy.spent == 100
+
+
+def test_open_questions_can_be_looked_at_while_others_come_and_go() -> None:
+    adapter = adapt(nets.make("tabular"), "wise", ratio=1.0, policy="uniform", expires_after=100)
+    done = threading.Event()
+
+    def work() -> None:
+        x = nets.batch("tabular")
+        for _ in range(300):
+            adapter.learn(adapter.predict(x))
+        done.set()
+
+    def look_on() -> int:
+        seen = 0
+        while not done.is_set():
+            seen = max(seen, len(adapter.open))
+        return seen
+
+    assert together(work, look_on)[1] >= 100

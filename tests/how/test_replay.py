@@ -63,6 +63,11 @@ def test_trees_of_inputs_are_kept_and_put_together_again() -> None:
     assert same(again, tree)
 
 
+def test_samples_of_different_shapes_are_not_put_together() -> None:
+    with pytest.raises(errors.BadInput, match=r"different shapes: \[\(3, 8\), \(3, 9\)\]"):
+        stack([{"a": torch.zeros(3, 8)}, {"a": torch.zeros(3, 9)}], torch.device("cpu"))
+
+
 @pytest.mark.parametrize("size", [0, -3])
 def test_a_buffer_that_keeps_nothing_is_refused(size: int) -> None:
     with pytest.raises(errors.BadConfig, match="keeps nothing"):

@@ -56,8 +56,10 @@ class Labels:
     def on(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, classes and weights beside the logits, copied there once: a rule asks for them several times."""
         if self._ready is None or self._ready[2].device != logits.device or self._ready[2].dtype != logits.dtype:
-            rows, targets = (torch.tensor(values, dtype=torch.long) for values in (self.rows, self.labels))
-            weights = torch.tensor(self.weights, dtype=logits.dtype)
+            rows, targets = (
+                torch.tensor(values, dtype=torch.long, device="cpu") for values in (self.rows, self.labels)
+            )
+            weights = torch.tensor(self.weights, dtype=logits.dtype, device="cpu")
             # A handful of numbers is on its way when the call returns: nothing has to wait for it.
             self._ready = (
                 rows.to(logits.device, non_blocking=True),

@@ -121,6 +121,12 @@ def stack(samples: Sequence[Inputs], device: torch.device) -> Inputs:
     """Samples without a batch dimension, trees of one shape, as one batch."""
     trees: list[Any] = [*samples]
     if isinstance(trees[0], Tensor):
+        shapes = {tuple(tensor.shape) for tensor in trees}
+        if len(shapes) > 1:
+            raise errors.BadInput(
+                f"samples of several batches are learned together here, and have different shapes: {sorted(shapes)}. "
+                "Bring the inputs to one shape before they are predicted on"
+            )
         return torch.stack(trees).to(device)
     if isinstance(trees[0], Mapping):
         return {name: stack([tree[name] for tree in trees], device) for name in trees[0]}

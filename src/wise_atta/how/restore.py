@@ -45,4 +45,4 @@ class Restore:
 
 
 def _uniform(shapes: Mapping[str, torch.Size], generator: torch.Generator) -> dict[str, Tensor]:
-    return {name: torch.rand(shape, generator=generator) for name, shape in shapes.items()}
+    return {name: torch.rand(shape, generator=generator, device="cpu") for name, shape in shapes.items()}

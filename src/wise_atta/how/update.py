@@ -72,6 +72,10 @@ class Update:
         """Learn from one batch and its labels. Gives the losses, for the record; `skipped()` if there was no step."""
         raise NotImplementedError
 
+    def abandon(self) -> None:
+        """Give up a `learn` that failed: steps that were not published are taken back; momenta stay as they are."""
+        self.optimizer.move(self.model.live.flat)
+
     def start_early(self, forward: Forward) -> None:
         """Begin what an unlabelled batch costs, while the host still waits for its score; `learn` follows, or nothing.
 

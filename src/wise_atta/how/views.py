@@ -84,7 +84,7 @@ class Augment:
             if _uniform((0, 1), generator) < self.flip:
                 x = x.flip(-1)
             if self.noise:
-                x = x + self.noise * torch.randn(x.shape[1:], generator=generator).to(x)
+                x = x + self.noise * torch.randn(x.shape[1:], generator=generator, device="cpu").to(x)
             return x.clamp(0, 1)
 
     def _jitter(self, x: Tensor, generator: torch.Generator) -> Tensor:
@@ -95,7 +95,7 @@ class Augment:
             (self.hue if x.shape[1] == 3 else None, _turn_hue),
             (self.gamma, lambda x, f: x**f),
         ]
-        for index in torch.randperm(len(changes), generator=generator).tolist():
+        for index in torch.randperm(len(changes), generator=generator, device="cpu").tolist():
             extent, change = changes[index]
             if extent is not None:
                 x = change(x, _uniform(extent, generator)).clamp(0, 1)
@@ -124,7 +124,7 @@ class Augment:
 
 def _uniform(extent: Range, generator: torch.Generator) -> float:
     low, high = extent
-    return low + (high - low) * float(torch.rand((), generator=generator, dtype=torch.float64))
+    return low + (high - low) * float(torch.rand((), generator=generator, dtype=torch.float64, device="cpu"))
 
 
 def _span(side: int) -> float:
@@ -162,7 +162,7 @@ def _turn_hue(x: Tensor, turns: float) -> Tensor:
 
 def _blur(x: Tensor, sigma: float) -> Tensor:
     """A Gaussian over 5 × 5 pixels; the picture loses the margin that the kernel needs."""
-    place = torch.arange(_KERNEL, dtype=torch.float64) - _KERNEL // 2
+    place = torch.arange(_KERNEL, dtype=torch.float64, device="cpu") - _KERNEL // 2
     kernel = (-0.5 * (place / sigma) ** 2).exp()
     kernel = (kernel / kernel.sum()).to(x)
     channels = x.shape[1]

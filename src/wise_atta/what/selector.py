@@ -106,7 +106,8 @@ class Perturbation(Selector):
     def noise(self, view: View) -> Tensor:
         """Standard normal noise of the features' shape, drawn on the CPU."""
         generator = rng.torch_cpu(self.seed, "perturbation", view.number)
-        return torch.randn(view.features.shape, generator=generator, dtype=view.features.dtype).to(view.features.device)
+        features = view.features
+        return torch.randn(features.shape, generator=generator, dtype=features.dtype, device="cpu").to(features.device)
 
     def scores(self, view: View) -> Tensor:
         nudged = view.head(view.features + self.sigma * self.noise(view)).softmax(dim=1)

@@ -194,7 +194,8 @@ class Desk:
     @property
     def open(self) -> list[Query]:
         """Questions without an answer, oldest first."""
-        return [item.query for item in self._open.values()]
+        # A list first, in one go: another thread may look while questions come and go.
+        return [item.query for item in list(self._open.values())]
 
     @property
     def clear(self) -> bool:
