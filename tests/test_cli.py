@@ -107,6 +107,16 @@ def test_flags_win_over_the_file(tmp_path: Path) -> None:
     assert again["results"]["by_domain"] == card["results"]["by_domain"]
 
 
+def test_a_flag_for_a_whole_field_wins_over_parts_of_it_in_the_file() -> None:
+    Path("one.yaml").write_text("method: tent\noptions.lr: 0.5\n")
+    card = json.loads(call("run", "one.yaml", *FAST, "--set", 'options={"momentum": 0.0}', "--json", "--out", "here"))
+    assert card["experiment"]["options"] == {"momentum": 0.0}
+
+
+def test_a_folder_is_named_as_it_is_called() -> None:
+    assert "here/[/b]/card.json" in call("run", *FAST, "--method", "bn", "--out", "here/[/b]")
+
+
 def test_any_field_can_be_set() -> None:
     card = json.loads(call("run", *FAST, *ASK, "--set", "exhaust=true", "--set", "context=source", "--json"))
     assert card["experiment"]["exhaust"] is True and card["experiment"]["context"] == "source"

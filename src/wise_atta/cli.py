@@ -305,13 +305,14 @@ def run(
     wise-atta run cards.json#1a2b3c4d5e6f --spread 10
     """
     with _extra("bench"):
-        from wise_atta.bench.experiment import Experiment, read_mapping
+        from wise_atta.bench.experiment import Experiment, nested, read_mapping
         from wise_atta.bench.run import finished
         from wise_atta.bench.run import run as run_experiment
         from wise_atta.bench.sweep import Places
         from wise_atta.bench.verify import add_spread
 
-    content = {} if file is None else read_mapping(file)
+    # Nested before flags come, so that a field of the file inside another does not win over a flag for the whole.
+    content = {} if file is None else nested(read_mapping(file))
     flags: dict[str, Any] = {
         **{"data": dataset, "model": model, "method": method, "policy": policy, "ratio": ratio, "utility": utility},
         **{"selector": selector, "batch": batch, "severity": severity, "protocol": protocol, "delay": delay},
@@ -375,7 +376,7 @@ def _show_card(card: dict[str, Any], folder: Path, short: bool) -> None:
         if "spread" in card:
             said += f", {card['spread']['low']:.2f} to {card['spread']['high']:.2f} % by chance alone"
         said += f". Card: {folder / 'card.json'}"
-    console.print(said, highlight=False, soft_wrap=True)
+    console.print(said, highlight=False, soft_wrap=True, markup=False)
 
 
 def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

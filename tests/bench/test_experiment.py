@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -140,13 +141,34 @@ def test_a_field_inside_another_can_be_named_by_a_dot() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "said"),
-    [("tent", {"lr": "fast"}, "not 'fast'"), ("wise", {"slack": "much"}, "experiment field 'options'.*much")],
+    ("fields", "said"),
+    [
+        ({"method": "tent", "options": {"lr": "fast"}}, "'options': lr is a number, got 'fast'"),
+        ({"method": "tent", "options": {"momentum": math.nan}}, "'options': momentum is a number, got nan"),
+        ({"options": {"slack": "much"}}, "'options': slack is a number, got 'much'"),
+        ({"options": {"window": 2.5}}, "'options': window is a whole number, got 2.5"),
+        ({"options": {"only_selected": "False"}}, "'options': only_selected is true or false, got 'False'"),
+        ({"options": {"nesterov": 0}}, "'options': nesterov is true or false, got 0"),
+        ({"stream": {"cut": "no"}}, "'stream': cut is true or false, got 'no'"),
+        ({"stream": {"domains": None}}, "'stream': domains is None, a list is needed"),
+        ({"fast": {"compile": "off"}}, "'fast': compile is true or false, got 'off'"),
+    ],
 )
-def test_an_option_of_another_kind_is_named(method: str, options: dict[str, Any], said: str) -> None:
-    model = "wise_atta/digits_cnn@random"
-    with pytest.raises(errors.BadConfig, match=said):
-        build(Experiment(method=method, options=options, model=model, stream={"limit": 8}))
+def test_a_value_of_another_kind_is_named(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(errors.BadConfig, match=f"experiment field {said}"):
+        Experiment.parse(fields)
+
+
+def test_a_value_of_its_kind_is_taken_as_it_is() -> None:
+    options = {"lr": 1, "head_lr": None, "window": 30, "slack": None, "only_selected": False, "norm": ["norm"]}
+    assert Experiment.parse({"options": options, "stream": {"limit": None}}).options == options
+
+
+def test_an_option_that_the_method_cannot_take_is_named() -> None:
+    options = {"rates": 3}
+    one = Experiment(method="hiltta", options=options, model="wise_atta/digits_cnn@random", stream={"limit": 8})
+    with pytest.raises(errors.BadConfig, match="'hiltta'"):
+        build(one)
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:

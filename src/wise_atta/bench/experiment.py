@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
+import inspect
 import json
 import re
 import tomllib
@@ -17,7 +19,7 @@ import wise_atta
 from wise_atta import errors, methods, what, when
 from wise_atta.bench.record import read_json
 from wise_atta.data import StreamSpec
-from wise_atta.model import StatisticsMode
+from wise_atta.model import Classifier, StatisticsMode
 from wise_atta.wrap import FAST
 
 if TYPE_CHECKING:
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
 
 # Fields that change where or how fast a run happens but not what is asked of it.
 _NOT_HASHED = frozenset({"workers", "tag"})
+# What an annotation asks of a value that somebody typed: any text would count as true.
+_KINDS: dict[str, tuple[str, type | tuple[type, ...]]] = {
+    "bool": ("true or false", bool),
+    "int": ("a whole number", int),
+    "float": ("a number", (int, float)),
+}
 
 
 class Experiment(pydantic.BaseModel):
@@ -128,13 +136,20 @@ class Experiment(pydantic.BaseModel):
         for name in self.fast:
             if name not in FAST:
                 raise errors.unknown("way to be fast", name, FAST)
+        for field, asked in (
+            ("options", _asked(*when.POLICIES.values()) | _asked(methods.METHODS[self.method])),
+            ("stream", {one.name: str(one.type) for one in dataclasses.fields(StreamSpec)}),
+            ("fast", _asked(Classifier)),
+        ):
+            for name, value in getattr(self, field).items():
+                _check_kind(f"experiment field {field!r}: {name}", asked.get(name, ""), value)
         self.spec()
         return self
 
     @classmethod
     def parse(cls, content: dict[str, Any]) -> Experiment:
         """An experiment from plain values; `options.lr` stands for lr inside options. An error names the field."""
-        content = _nested(content)
+        content = nested(content)
         for name in content:
             if name not in cls.model_fields:
                 raise errors.unknown("field of an experiment", str(name), cls.model_fields)
@@ -159,7 +174,7 @@ class Experiment(pydantic.BaseModel):
         if taken:
             named = ", ".join(sorted(taken))
             raise errors.BadConfig(f"experiment field 'stream': it does not hold {named}, give it beside 'stream'")
-        if isinstance(self.stream.get("domains"), str):
+        if not isinstance(self.stream.get("domains", []), list | tuple):
             raise errors.BadConfig(
                 f"experiment field 'stream': domains is {self.stream['domains']!r}, a list is needed (in a grid a list "
                 "of lists: every list is an axis)"
@@ -205,7 +220,30 @@ class Experiment(pydantic.BaseModel):
         return "-".join([*parts, f"s{self.seed}"])
 
 
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _asked(*parts: Any) -> dict[str, str]:
+    """The annotations of what parts take, by name."""
+    takes = (inspect.signature(part).parameters for part in parts)
+    return {name: str(one.annotation) for some in takes for name, one in some.items()}
+
+
+def _check_kind(what: str, annotation: str, value: object) -> None:
+    """Refuse a plain value of another kind than is asked for, and NaN.
+
+    >>> _check_kind("options: nesterov", "bool", "no")
+    Traceback (most recent call last):
+    wise_atta.errors.BadConfig: options: nesterov is true or false, got 'no'
+    """
+    kind, _, other = annotation.partition(" | ")
+    if kind not in _KINDS or other not in ("", "None") or (value is None and other):
+        return
+    words, types = _KINDS[kind]
+    # To Python true and false are whole numbers, and NaN is a number that is not itself.
+    if not isinstance(value, types) or isinstance(value, bool) != (kind == "bool") or value != value:
+        raise errors.BadConfig(f"{what} is {words}, got {value!r}")
+
+
+def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields whose names hold a dot put inside the field before it: `options.lr` is lr inside options."""
     content, inside = dict[str, Any](), dict[str, dict[str, Any]]()
     for name, value in flat.items():
         field, _, inner = str(name).partition(".")
