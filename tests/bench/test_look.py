@@ -80,6 +80,23 @@ def test_a_broken_run_is_left_out_aloud(folder: Path, tmp_path: Path, capsys: py
     assert len(json.loads(capsys.readouterr().out.partition("MiB\n")[2])["points"]) == 2
 
 
+def test_what_cannot_be_compared_for_a_broken_run_names_that_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = folder / "tent" / "steps.parquet"
+    broken.write_bytes(b"PAR1")
+    assert call("value", folder, "--replicates", 50) == 3
+    said = capsys.readouterr().err
+    assert "every one of these runs asked for labels" in said and str(broken) in said
+
+
+def test_a_copy_is_no_second_run_in_a_report(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("bundle", folder, "--out", tmp_path / "runs.zip") == 0
+    assert call("report", folder, tmp_path / "runs.zip", "--replicates", 20, "--out", tmp_path / "page.html") == 0
+    assert "page.html: 3 runs" in capsys.readouterr().out
+    assert "<h1>3 runs</h1>" in (tmp_path / "page.html").read_text()
+
+
 def test_mixed_streams_are_an_error_that_names_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(folder / "other", mistakes(0.3, "tent"), method="bn", severity=3)
     assert call("value", folder) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import math
 import signal
 from pathlib import Path
@@ -17,6 +18,7 @@ from wise_atta.bench import run as runs
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.record import Folder, read_json, read_parquet, unpack_bits, unpack_numbers
+from wise_atta.bench.table import rows
 from wise_atta.data import open_stream
 from wise_atta.data.streams import PictureStream
 
@@ -107,6 +109,14 @@ def test_the_card_holds_what_the_rows_say(whole: tuple[Path, dict[str, Any]]) ->
         found["error_never_asked"]
     )
     assert read_json(folder / "card.json")["results"] == found
+
+
+def test_where_every_picture_was_asked_for_the_card_has_no_number_for_others(tmp_path: Path) -> None:
+    fields = {"policy": "always", "ratio": None, "labels": 8, "delay": 0, "stream": {"limit": 8, "domains": ["fog"]}}
+    card = runs.run(Experiment.parse({**ONE.model_dump(), **fields}), tmp_path)
+    assert card["results"]["samples_never_asked"] == 0 and card["results"]["error_never_asked"] is None
+    json.dumps(card, allow_nan=False)
+    assert rows([card])[0].text("error_never_asked") == ""
 
 
 def test_the_card_keeps_the_first_batch_s_logits_through_an_interruption(

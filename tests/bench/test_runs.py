@@ -133,6 +133,23 @@ def test_one_run_is_wanted_where_one_is_compared(tmp_path: Path) -> None:
         runs.read(tmp_path)
 
 
+def test_runs_of_one_name_are_all_in_a_bundle_and_a_copy_is_in_it_once(tmp_path: Path) -> None:
+    made(tmp_path / "first" / "tent", WRONG, method="tent")
+    made(tmp_path / "second" / "tent", WRONG[::-1], method="tent", seed=41)
+    both = [tmp_path / "first", tmp_path / "second"]
+    runs.bundle(both, tmp_path / "both.zip")
+    assert [run.experiment["seed"] for run in runs.find([tmp_path / "both.zip"]).runs] == [0, 41]
+    assert len(runs.find([tmp_path / "both.zip"] * 2).runs) == 2
+    runs.bundle([*both, tmp_path / "both.zip"], tmp_path / "again.zip")
+    for run in runs.find([tmp_path / "again.zip"]).runs:
+        assert runs.read(tmp_path / f"again.zip#{run.card['digest']}").card == run.card
+
+
+def test_a_folder_with_a_hash_in_its_name_is_a_folder(tmp_path: Path) -> None:
+    run = made(tmp_path / "try#2", WRONG)
+    assert len(runs.read(tmp_path / "try#2").steps) == len(run.steps) == 3
+
+
 def test_a_file_that_is_no_bundle_is_not_written_over(tmp_path: Path) -> None:
     made(tmp_path / "a", WRONG)
     precious = tmp_path / "experiment.yaml"

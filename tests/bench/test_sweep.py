@@ -99,6 +99,7 @@ def test_a_run_asked_for_twice_is_run_once_and_a_finished_one_not_again(tmp_path
     runs = expand({**GRID, "method": "bn", "seed": 0}) * 2
     found = sweep(runs, Places(tmp_path), report=lambda one, result: seen.append(one.digest))
     assert len(seen) == 1 and len(found) == 2 and found[0] == found[1]
+    assert table(found).endswith("| 1 |") and "±" not in table(found), "it is no second seed"
     assert sweep(runs, Places(tmp_path)) == found, "also the seconds: it was not run again"
     again = sweep(runs, Places(tmp_path), again=True)
     assert results(again) == results(found) and again != found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,28 @@ def test_labels_that_are_only_remembered_buy_nothing_on_other_pictures(tmp_path:
     assert against is not None and against.never_asked is not None
     assert against.all.mean == pytest.approx(-100 * 12 / (BATCHES * BATCH))
     assert (against.never_asked.mean, against.never_asked.low, against.never_asked.high) == (0, 0, 0)
+
+
+def test_where_every_picture_was_asked_for_nothing_is_said_of_others(tmp_path: Path) -> None:
+    all_of_them = {number: list(range(BATCH)) for number in range(BATCHES)}
+    tent = made(tmp_path / "tent", mistakes(0.6, "tent"), method="tent")
+    wise = made(tmp_path / "wise", mistakes(0.1, "wise"), ratio=8, picked=all_of_them)
+    found = value([tent, wise], replicates=50)
+    (point,) = found.of("wise")
+    assert point.against is not None and point.against.never_asked is None and point.error_never_asked is None
+    assert found.break_even_never_asked == () and len(found.words()) == 2
+    json.dumps(found.to_dict(), allow_nan=False)
+
+
+def test_seeds_of_one_experiment_stay_together_whatever_they_spent(tmp_path: Path) -> None:
+    tent = made(tmp_path / "tent", mistakes(0.3, "tent"), method="tent")
+    spent = {0: every(2), 41: every(3), 58: {}}
+    wise = [
+        made(tmp_path / f"wise-{seed}", mistakes(0.2, "wise", seed), policy="random", seed=seed, picked=picked)
+        for seed, picked in spent.items()
+    ]
+    (point,) = value([tent, *wise], replicates=50).of("wise")
+    assert point.runs == 3 and point.ratio == pytest.approx((12 + 8) / 3 / BATCHES)
 
 
 def test_pairs_are_surer_than_two_runs_apart(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from wise_atta import errors
 from wise_atta.bench import runs
 from wise_atta.bench.compare import TOLERANCE, Comparison, compare
 from wise_atta.bench.record import write_json, write_text
@@ -63,7 +64,11 @@ def value_command(
     Example: wise-atta value runs/sweep --out value
     """
     read = runs.find(paths)
-    found = value(read.runs, seed=seed, replicates=replicates, left_out=read.problems)
+    try:
+        found = value(read.runs, seed=seed, replicates=replicates, left_out=read.problems)
+    except errors.WiseAttaError as error:
+        # What is missing may be what could not be read.
+        raise errors.DataError("; ".join([str(error), *read.problems])) if read.problems else error from error
     if out is not None:
         found.figure().write(out, "value")
         write_text(out / "table.md", found.markdown())
@@ -175,8 +180,9 @@ def report_command(
     Example: wise-atta report runs/sweep --out sweep.html --open
     """
     read = runs.find(paths)
-    write_text(out, html(read.runs, read.problems, replicates=replicates))
-    typer.echo(f"{out}: {len(read.runs)} runs, {out.stat().st_size / 2**20:.1f} MiB")
+    shown = runs.distinct(read.runs)
+    write_text(out, html(shown, read.problems, replicates=replicates))
+    typer.echo(f"{out}: {len(shown)} runs, {out.stat().st_size / 2**20:.1f} MiB")
     if open_it:
         webbrowser.open(out.resolve().as_uri())
     left_out(read.problems)

@@ -19,7 +19,7 @@ from wise_atta.bench.figures import round_numbers
 from wise_atta.bench.page import page, section, smooth
 from wise_atta.bench.runs import Run, visits
 from wise_atta.bench.svg import NUMBERED_STYLE, Axis, Chart, series, ticks
-from wise_atta.bench.value import REPLICATES, Value, method_key, method_names, ratio_of, stream_of, value
+from wise_atta.bench.value import REPLICATES, Value, by_method, stream_of, value
 
 # Points of a line; a longer stream is shown by means over its neighbours.
 MOST = 600
@@ -191,10 +191,7 @@ def _problems(problems: Sequence[str]) -> str:
 
 
 def _lines(runs: Sequence[Run], place: int) -> list[Line]:
-    names = method_names([run.experiment for run in runs])
-    found: dict[tuple[str, float], list[Run]] = {}
-    for run in runs:
-        found.setdefault((names[method_key(run.experiment)], ratio_of(run)), []).append(run)
+    found = by_method(runs)
     several = {name for name, _ in found if sum(other == name for other, _ in found) > 1}
     return [
         Line(f"{place}-{n}", series(n), f"{name}, ratio {ratio:g}" if name in several else name, ratio, tuple(some))

@@ -79,8 +79,8 @@ class Score:
         by_domain = {domain: 100 * self.wrong[domain] / n for domain, n in self.seen.items()}
         return {
             "error": 100 * self.error,
-            "error_mean_of_domains": float(np.mean(list(by_domain.values()))) if by_domain else float("nan"),
-            "error_never_asked": 100 * wrong / seen if seen else float("nan"),
+            "error_mean_of_domains": float(np.mean(list(by_domain.values()))) if by_domain else None,
+            "error_never_asked": 100 * wrong / seen if seen else None,
             "samples": sum(self.seen.values()),
             "samples_never_asked": seen,
             "by_domain": by_domain,

@@ -149,12 +149,12 @@ def find(paths: Sequence[Path]) -> Found:
     DataError
         If nothing could be read.
     """
-    runs: dict[tuple[Path, str], Run] = {}
+    runs: dict[tuple[Path, int], Run] = {}
     problems: list[str] = []
     for path in paths:
         try:
-            for run in _below(path, problems):
-                runs.setdefault((run.where.resolve(), run.name), run)
+            for number, run in _below(path, problems):
+                runs.setdefault((run.where.resolve(), number), run)
         except errors.DataError as error:
             problems.append(str(error))
     if not runs:
@@ -162,12 +162,21 @@ def find(paths: Sequence[Path]) -> Found:
     return Found(tuple(runs.values()), tuple(problems))
 
 
+def distinct(runs: Iterable[Run]) -> list[Run]:
+    """Each run once: the same experiment with the same outcome, whether copied or repeated, is no second seed."""
+    found: dict[tuple[str, ...], Run] = {}
+    for run in runs:
+        outcome = (str(row.get("hits", row["wrong"])) for row in run.steps)
+        found.setdefault((str(run.card.get("digest")), *outcome), run)
+    return list(found.values())
+
+
 def read(path: Path) -> Run:
     """One run from its folder, its card, or a bundle; `BUNDLE#DIGEST` is the one of that digest.
 
     A card that stands alone gives a run without rows.
     """
-    if "#" in path.name or path.suffix == ".json":
+    if not path.is_dir() and ("#" in path.name or path.suffix == ".json"):
         cards = read_cards(path, results=True)
         if len(cards) == 1 and not (path.parent / "steps.parquet").exists() and ".zip" not in path.name:
             return Run(path.name, path, cards[0], (), (), ())
@@ -179,7 +188,8 @@ def read(path: Path) -> Run:
     return found.runs[0]
 
 
-def _below(path: Path, problems: list[str]) -> Iterable[Run]:
+def _below(path: Path, problems: list[str]) -> Iterable[tuple[int, Run]]:
+    """The runs at a place, each with its number among those of its folder or bundle, where names may be the same."""
     name, _, wanted = path.name.partition("#")
     place = path if path.exists() else path.with_name(name)
     if place.is_dir():
@@ -188,15 +198,16 @@ def _below(path: Path, problems: list[str]) -> Iterable[Run]:
             raise errors.DataError(f"no card.json below {place}: was a run finished there?")
         for card in cards:
             try:
-                yield _folder(card)
+                yield 0, _folder(card)
             except errors.DataError as error:
                 problems.append(str(error))
     elif not place.exists():
         raise errors.DataError(f"{place} does not exist")
     elif place.suffix == ".json":
-        yield _folder(place)
+        yield 0, _folder(place)
     else:
-        found = [run for run in _bundled(place) if str(run.card.get("digest")).startswith(wanted)]
+        numbered = enumerate(_bundled(place))
+        found = [(number, run) for number, run in numbered if str(run.card.get("digest")).startswith(wanted)]
         if not found:
             raise errors.DataError(f"{place} holds no run of digest {wanted}")
         yield from found
@@ -219,7 +230,7 @@ def _folder(card: Path) -> Run:
 
 
 def bundle(paths: Sequence[Path], out: Path, *, queries: bool = True) -> Found:
-    """Put finished runs into one small file that `find` reads.
+    """Put finished runs into one small file that `find` reads, each once.
 
     Parameters
     ----------
@@ -232,7 +243,8 @@ def bundle(paths: Sequence[Path], out: Path, *, queries: bool = True) -> Found:
     """
     if out.exists() and not zipfile.is_zipfile(out):
         raise errors.DataError(f"{out} is there and no bundle, so it is not written over: choose another name")
-    found = find(paths)
+    read = find(paths)
+    found = Found(tuple(distinct(read.runs)), read.problems)
     streams: dict[str, int] = {}
     listed, steps, questions, orders, names = [], [], [], [], []
     for number, run in enumerate(found.runs):

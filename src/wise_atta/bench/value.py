@@ -82,7 +82,7 @@ class Point:
     error
         In per cent, over all samples.
     error_never_asked
-        In per cent, over what its own runs never asked for. Other methods left out other samples.
+        In per cent, over what its own runs never asked for. Other methods left out other samples. None: all was asked.
     against, alone
         The difference to the best unlabelled method, and to the same method without labels where that was run.
     nudged
@@ -94,7 +94,7 @@ class Point:
     ratio: float
     labels: float
     error: Interval
-    error_never_asked: float
+    error_never_asked: float | None
     runs: int
     against: Difference | None = None
     alone: Difference | None = None
@@ -157,7 +157,7 @@ class Value:
     points
         By method and ratio.
     break_even, break_even_never_asked
-        One a method that asks.
+        One a method that asks; of pictures never asked for, where there are any.
     """
 
     stream: Mapping[str, Any]
@@ -214,8 +214,9 @@ class Value:
         """The answers as sentences."""
         said = [f"Best without labels: {self.baseline}, {self.best.error.mean:.2f} % error."]
         said += [found.words() for found in self.break_even]
-        for found, other in zip(self.break_even_never_asked, self.break_even, strict=True):
-            if (found.ratio is None) != (other.ratio is None):
+        everywhere = {found.method: found.ratio for found in self.break_even}
+        for found in self.break_even_never_asked:
+            if (found.ratio is None) != (everywhere[found.method] is None):
                 said.append(f"On samples never asked for, {found.words()}")
         return said
 
@@ -319,7 +320,7 @@ def value(runs: Sequence[Run], *, seed: int = 0, replicates: int = REPLICATES, l
                 group.ratio,
                 group.labels,
                 _interval(sampler.error(group)),
-                float(np.mean([100 * np.mean(~run.hits[run.never_asked]) for run in group.runs])),
+                _error_never_asked(group),
                 len(group.runs),
                 differences[group.name].result() if group is not best else None,
                 None if twin is None else _Pair(sampler, group, twin).result(),
@@ -337,6 +338,11 @@ def value(runs: Sequence[Run], *, seed: int = 0, replicates: int = REPLICATES, l
         replicates,
         tuple(left_out),
     )
+
+
+def _error_never_asked(group: _Group) -> float | None:
+    kept = [run.hits[run.never_asked] for run in group.runs]
+    return float(np.mean([100 * np.mean(~hits) for hits in kept])) if all(len(hits) for hits in kept) else None
 
 
 # ---- which runs belong together --------------------------------------------------------------------------------------
@@ -441,13 +447,11 @@ class _Group:
 
 
 def _group(runs: Sequence[Run], streams: Mapping[int, Run]) -> list[_Group]:
-    names = method_names([run.experiment for run in runs])
-    found: dict[tuple[str, float], dict[int, list[Run]]] = {}
-    for run in runs:
-        by_stream = found.setdefault((names[method_key(run.experiment)], ratio_of(run)), {})
-        by_stream.setdefault(int(run.provenance["stream"]["spec"].get("seed", 0)), []).append(run)
     groups = []
-    for (method, ratio), by_stream in found.items():
+    for (method, ratio), some in by_method(runs).items():
+        by_stream: dict[int, list[Run]] = {}
+        for run in some:
+            by_stream.setdefault(int(run.provenance["stream"]["spec"].get("seed", 0)), []).append(run)
         missing = streams.keys() - by_stream.keys()
         first = next(iter(by_stream.values()))[0]
         if missing:
@@ -455,8 +459,7 @@ def _group(runs: Sequence[Run], streams: Mapping[int, Run]) -> list[_Group]:
                 f"{method} with ratio {ratio:g} has no run on the stream with seed {min(missing)}, which others were "
                 f"run on ({_at(streams[min(missing)])}): run it there, or leave those out"
             )
-        every = [run for some in by_stream.values() for run in some]
-        groups.append(_Group(f"{method}@{ratio:g}", method, _kind(every), ratio, _core(first.experiment), by_stream))
+        groups.append(_Group(f"{method}@{ratio:g}", method, _kind(some), ratio, _core(first.experiment), by_stream))
     return groups
 
 
@@ -466,13 +469,25 @@ def _kind(runs: Sequence[Run]) -> Kind:
     return "asking" if any(run.results["questions"]["asked"] for run in runs) else "unlabelled"
 
 
-def ratio_of(run: Run) -> float:
-    """Labels a batch: as they were allowed where that was said, otherwise as they were spent."""
-    if not run.results["questions"]["asked"]:
-        return 0.0
-    given = run.experiment.get("ratio")
-    given = run.experiment.get("options", {}).get("ratio") if given is None else given
-    return float(run.results["labels_spent"] / run.results["batches"] if given is None else given)
+def by_method(runs: Sequence[Run]) -> dict[tuple[str, float], list[Run]]:
+    """Runs by method and labels a batch: as many as were allowed where that was said, otherwise as were spent.
+
+    Seeds of one experiment stay together, whatever each of them spent. Where none of them asked, the ratio is 0.
+    """
+    names = method_names([run.experiment for run in runs])
+    together: dict[tuple[str, float | None], list[Run]] = {}
+    for run in runs:
+        given = run.experiment.get("ratio")
+        given = run.experiment.get("options", {}).get("ratio") if given is None else given
+        together.setdefault((names[method_key(run.experiment)], given), []).append(run)
+    found: dict[tuple[str, float], list[Run]] = {}
+    for (method, given), some in together.items():
+        ratio = given
+        if ratio is None:
+            ratio = float(np.mean([run.results["labels_spent"] / run.results["batches"] for run in some]))
+        asked = any(run.results["questions"]["asked"] for run in some)
+        found.setdefault((method, float(ratio) if asked else 0.0), []).extend(some)
+    return found
 
 
 def method_key(experiment: Mapping[str, Any]) -> str:
@@ -630,6 +645,10 @@ def _break_evens(
     for method in dict.fromkeys(group.method for group in groups if group.kind == "asking"):
         asking = sorted((g for g in groups if g.method == method and g.kind == "asking"), key=lambda g: g.ratio)
         curve = [(group.ratio, getattr(differences[group.name], kept)) for group in asking]
+        # Where every picture was asked for, nothing is left to compare.
+        curve = [(ratio, values) for ratio, values in curve if np.isfinite(values).all()]
+        if not curve:
+            continue
         tried, sure = (curve[0][0], curve[-1][0]), [r for r, values in curve if bootstrap.interval(values[1:])[1] < 0]
         # The same method without labels is the curve's point at ratio 0.
         twin = next((g for g in groups if g.kind == "unlabelled" and g.core == asking[0].core), None)

@@ -378,8 +378,8 @@ def _same(then: Any, now: Any) -> bool:
     """Whether all that a card says comes out; a later release may say more."""
     if isinstance(then, dict) and isinstance(now, dict):
         return all(name in now and _same(value, now[name]) for name, value in then.items())
-    # As text, in which NaN equals NaN.
-    return json.dumps(then) == json.dumps(now)
+    # Early cards say NaN where there is no number.
+    return json.dumps(None if then != then else then) == json.dumps(now)
 
 
 def _apart(then: Mapping[str, Any], now: Mapping[str, Any]) -> float:
