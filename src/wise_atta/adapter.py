@@ -205,7 +205,7 @@ class Adapter:
         Parameters
         ----------
         x
-            A tensor [n, …], a tree of tensors, or a `Batch`.
+            A tensor [n, …], a tree of tensors, or a `Batch`. It is not copied: leave its values alone until `learn`.
         ask
             Whether questions may be asked about it.
         learn

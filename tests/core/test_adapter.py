@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from core import nets
-from core.checks import look, same
+from core.checks import look, same, saved
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -540,6 +540,25 @@ def test_an_annotator_that_fails_leaves_its_question_open_and_the_loop_usable() 
     assert len(adapter.open) == 1 and adapter.policy.spent == 2
     adapter.step(nets.batch(number=3))
     assert adapter.counts.learned == 3 and adapter.policy.spent == 3 and not adapter.open
+
+
+def test_what_was_answered_before_an_annotator_failed_is_neither_lost_nor_asked_again() -> None:
+    calls: list[str] = []
+
+    def flaky(query: Any) -> int:
+        calls.append(query.id)
+        if len(calls) in (1, 3, 5):
+            raise ConnectionError("the labelling service is down")
+        return nets.truth(query)
+
+    adapter = wise(annotator=who.Callback(flaky))
+    for number in range(1, 4):
+        with pytest.raises(ConnectionError):
+            adapter.step(nets.batch(number=number))
+    resumed = wise(annotator=who.Callback(flaky))
+    resumed.load_state_dict(saved(adapter.state_dict()))
+    resumed.step(nets.batch(number=4))
+    assert resumed.counts.learned == 4 and len(calls) == 3 + 4
 
 
 def test_step_without_an_annotator_says_what_to_do() -> None:

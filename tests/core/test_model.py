@@ -208,9 +208,13 @@ def test_a_specification_of_nothing_is_refused(spec: Any) -> None:
         Classifier(nets.make(), adapt=spec)
 
 
-def test_a_net_without_norm_layers_is_told_what_else_can_adapt() -> None:
-    with pytest.raises(errors.NothingToAdapt, match="adapt='head'"):
-        adapt(nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), "tent")
+@pytest.mark.parametrize(("method", "option"), [("tent", "adapt"), ("wise", "norm"), ("hiltta", "norm")])
+def test_a_net_without_norm_layers_is_told_what_else_can_adapt(method: str, option: str) -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    with pytest.raises(errors.NothingToAdapt, match=f"{option}='head'"):
+        adapt(net, method)
+    adapter = adapt(net, method, **{option: "head"})
+    adapter.learn(adapter.predict(nets.batch("tabular")))
 
 
 def test_what_is_inside_a_block_called_head_can_be_named() -> None:

@@ -11,14 +11,26 @@ from torch import Tensor, nn
 
 from wise_atta import errors
 from wise_atta.stream import Inputs, tree_map
-from wise_atta.who.query import Answer, AnswerLike, Query, as_batch, loading, pack_query, read, unpack_query
+from wise_atta.who.query import (
+    Answer,
+    AnswerLike,
+    Query,
+    as_batch,
+    loading,
+    pack_answer,
+    pack_query,
+    read,
+    unpack_answer,
+    unpack_query,
+)
 
 
 class Annotator(ABC):
     """Takes questions and, sooner or later, gives answers. Time is counted in batches.
 
     One batch `now` goes: `ask` the new questions, take the `answers`, note what was `shown`. An answer is a class or
-    `CANT_TELL`, and comes once. A call that raises changes nothing, so what was asked stays asked.
+    `CANT_TELL`, and comes once. After a call that raises, what was asked stays asked, and what was answered is given by
+    the next.
 
     `cost` is what one answer costs, in labels.
     """
@@ -72,6 +84,7 @@ class Direct(Annotator):
         self._questions: dict[str, Query] = {}
         self._seen: list[str] = []  # of the questions above: looked at before, and not decided
         self._news: list[str] = []  # looked at, and not yet told by `shown`
+        self._ready: dict[str, Answer] = {}  # decided in a call of `answers` that then failed
 
     @abstractmethod
     def reply(self, query: Query) -> AnswerLike:
@@ -81,12 +94,20 @@ class Direct(Annotator):
         self._questions |= {query.id: query for query in queries}
 
     def answers(self, now: int, last: Collection[str] = ()) -> dict[str, Answer]:
-        replies = {name: read(self.reply(query), name, query.classes) for name, query in self._questions.items()}
+        replies = {name: self._ready.get(name) or self._reply(query) for name, query in self._questions.items()}
+        self._ready = {}
         self._news += [name for name in replies if name not in self._seen]
         undecided = [name for name, answer in replies.items() if not answer.decides and name not in last]
         self._questions = {name: self._questions[name] for name in undecided}
         self._seen = list(self._questions)
         return {name: answer for name, answer in replies.items() if answer.decides}
+
+    def _reply(self, query: Query) -> Answer:
+        answer = read(self.reply(query), query.id, query.classes)
+        if answer.decides:
+            # Kept in case that the next question's reply fails: nobody is to be asked twice.
+            self._ready[query.id] = answer
+        return answer
 
     def shown(self, now: int) -> list[str]:
         news, self._news = self._news, []
@@ -98,6 +119,7 @@ class Direct(Annotator):
             "questions": [pack_query(query) for query in self._questions.values()],
             "seen": list(self._seen),
             "news": list(self._news),
+            "ready": {name: pack_answer(answer) for name, answer in self._ready.items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -105,7 +127,8 @@ class Direct(Annotator):
         with loading(type(self).__name__):
             questions = {item["id"]: unpack_query(item) for item in state["questions"]}
             seen, news = list(state["seen"]), list(state["news"])
-        self._questions, self._seen, self._news = questions, seen, news
+            ready = {name: unpack_answer(item) for name, item in state.get("ready", {}).items()}
+        self._questions, self._seen, self._news, self._ready = questions, seen, news, ready
 
     def reset(self) -> None:
         Direct.__init__(self)
