@@ -487,8 +487,8 @@ class Classifier:
         if term == "norm":
             return (
                 "the model has no normalisation layer with affine parameters, so there is nothing to adapt. "
-                "Adapt other tensors instead, for example adapt='head' or the name of a block (norm='head' for wise and "
-                "hiltta)"
+                "Adapt other tensors instead, for example adapt='head' or the name of a block (for wise and hiltta "
+                "norm='head')"
             )
         blocks = ", ".join(name for name, _ in self.model.named_children())
         return f"no parameter of the model matches {term!r}. Blocks of this model: {blocks}"
