@@ -125,7 +125,7 @@ class Adapter:
         A label more than so many batches old is recorded and stays charged, but is not learned. None: all are learned.
         Of many that come at once, eight are learned with each batch: every one takes a forward and a graph of its own.
     expires_after
-        Number of batches after which an open question is dropped; None keeps it open.
+        Number of batches after which `learn` drops an open question; None keeps it open.
     shadow
         Adapt, but answer with the source model.
     guard

@@ -769,7 +769,11 @@ class Classifier:
         output = getattr(output, "logits", output)
         if not isinstance(output, Tensor) or output.dim() != 2:
             what = f"shape {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-            raise errors.BadInput(f"the model must return logits [n, C] or an object with .logits, not {what}")
+            alone = " for one sample: does it squeeze() the batch away? Late labels come one by one"
+            raise errors.BadInput(
+                f"the model must return logits [n, C] or an object with .logits, not {what}"
+                f"{alone if size(inputs) == 1 else ''}"
+            )
         return output
 
     def _normalise(self, inputs: Inputs) -> Inputs:

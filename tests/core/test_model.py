@@ -507,6 +507,17 @@ def test_a_net_that_does_not_return_logits_is_refused() -> None:
         Classifier(nets.trained(Strange)).forward(nets.batch("tabular"))
 
 
+def test_a_net_that_loses_a_batch_of_one_is_told_so() -> None:
+    class Squeezing(nets.TabularNet):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).squeeze()
+
+    adapter = adapt(nets.trained(Squeezing), "wise", ratio=1.0, policy="uniform")
+    (query,) = adapter.predict(nets.batch("tabular")).queries
+    with pytest.raises(errors.BadInput, match=r"not shape \[5\] for one sample.*squeeze\(\).*Late labels"):
+        adapter.learn(adapter.predict(nets.batch("tabular")), {query.id: 0})
+
+
 # -- replicas ----------------------------------------------------------------------------------------------------------
 
 
