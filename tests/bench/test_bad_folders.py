@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import math
+import re
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from wise_atta import errors
 from wise_atta.bench import run as runs
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.record import Folder, Log, read_parquet, write_json, write_parquet
+from wise_atta.bench.runs import find
 from wise_atta.bench.sweep import Places, sweep
 
 SHORT = Experiment(
@@ -126,6 +129,39 @@ def test_a_broken_card_is_named_and_run_again_when_told_to(tmp_path: Path) -> No
     with pytest.raises(errors.DataError, match=r"card\.json.*--again"):
         runs.run(SHORT, tmp_path)
     assert runs.run(SHORT, tmp_path, again=True)["results"]["batches"] == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("digest", 5),
+        ("experiment.options", None),
+        ("results.error", math.nan),
+        ("results.by_domain", {"fog": "high"}),
+        ("results.labels_spent", "many"),
+        ("results.questions", {}),
+        ("provenance.stream.spec", []),
+        ("provenance.versions", "2.0"),
+        ("first_batch", 1),
+        ("spread", None),
+        ("spread", {"low": 0.0, "high": math.inf}),
+    ],
+)
+def test_a_card_that_was_changed_by_hand_is_named_with_the_field(tmp_path: Path, part: str, value: Any) -> None:
+    runs.run(SHORT, tmp_path / "bad")
+    runs.run(Experiment.parse({**SHORT.model_dump(), "method": "source"}), tmp_path / "good")
+    card = json.loads((tmp_path / "bad" / "card.json").read_text())
+    *inside, last = part.split(".")
+    holder = card
+    for name in inside:
+        holder = holder[name]
+    holder[last] = value
+    write_json(tmp_path / "bad" / "card.json", card)
+    said = f"{tmp_path / 'bad' / 'card.json'} is not a run card: '{part}"
+    with pytest.raises(errors.DataError, match=f"{re.escape(said)}.*--again runs it once more"):
+        runs.run(SHORT, tmp_path / "bad")
+    found = find([tmp_path])
+    assert [run.name for run in found.runs] == ["good"] and found.problems[0].startswith(said)
 
 
 def test_the_log_is_appended_to_and_becomes_parquet_at_checkpoints(tmp_path: Path) -> None:

@@ -345,12 +345,91 @@ def read_cards(path: Path, *, results: bool = False) -> list[dict[str, Any]]:
     return found
 
 
+class _Part(pydantic.BaseModel):
+    """What is read of a part of a card, and of which kind it is; a card says more."""
+
+    model_config = pydantic.ConfigDict(strict=True, protected_namespaces=())
+
+
+class _Asked(_Part):
+    method: str
+    options: dict[str, Any]
+    stream: dict[str, Any]
+    ratio: float | None
+    seed: int
+
+
+class _Questions(_Part):
+    asked: int
+
+
+class _Results(_Part):
+    error: pydantic.FiniteFloat
+    error_never_asked: float | None = None
+    samples: int
+    batches: pydantic.PositiveInt
+    by_domain: dict[str, float]
+    labels_spent: int
+    labels_allowed: int | None
+    questions: _Questions
+    forwards: int
+    backwards: int
+    seconds: float
+    peak_memory: int | None = None
+
+
+class _Spec(_Part):
+    data: str
+    protocol: str
+    batch: int
+    seed: int = 0
+
+
+class _Stream(_Part):
+    spec: _Spec
+    domains: dict[str, Any] | None = None
+
+
+class _Provenance(_Part):
+    model: dict[str, Any]
+    stream: _Stream
+    versions: dict[str, str]
+    device: str
+    threads: int
+    deterministic: bool
+
+
+class _FirstBatch(_Part):
+    digest: str
+    logits: list[list[float]]
+
+
+class _Spread(_Part):
+    low: pydantic.FiniteFloat
+    high: pydantic.FiniteFloat
+    errors: list[pydantic.FiniteFloat] = []
+
+
+class _Card(_Part):
+    digest: str
+    experiment: _Asked
+    results: _Results
+    provenance: _Provenance
+    first_batch: _FirstBatch | None = None
+    # Most have none; what stands in for it is never read.
+    spread: _Spread = _Spread(low=0, high=0)
+
+
 def whole(card: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The same for a card that is more than an experiment to run: its results are looked at too."""
-    _has(card, where, card_version=int, experiment=dict, results=dict, provenance=dict)
-    if not isinstance(card["results"].get("error"), int | float):
-        raise errors.DataError(f"{where} is not a run card: its results have no 'error'")
-    return current(card, where)
+    """The same for a card that is more than an experiment to run: all that is read of it is looked at."""
+    found = current(card, where)
+    try:
+        _Card.model_validate(found)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        part = ".".join(str(name) for name in first["loc"])
+        raise errors.DataError(f"{where} is not a run card: {part!r}: {first['msg']}") from error
+    return found
 
 
 def _has(card: Mapping[str, Any], where: str, **parts: Any) -> None:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 import wise_atta
 from wise_atta import errors, fast, host, methods, rng, when, who
 from wise_atta.adapter import Adapter, Prediction, Step
-from wise_atta.bench.experiment import CARD_VERSION, Experiment
+from wise_atta.bench.experiment import CARD_VERSION, Experiment, whole
 from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.record import Folder, claimed, pack_bits, pack_numbers, read_json
 from wise_atta.bench.source import load
@@ -540,7 +540,7 @@ def finished(folder: Path, experiment: Experiment, again: bool = False) -> dict[
     if again or not file.exists():
         return None
     try:
-        card = read_json(file)
+        card = whole(read_json(file), str(file))
     except errors.DataError as error:
         raise errors.DataError(f"{error}. --again runs it once more") from error
     if card.get("digest") != experiment.digest:
