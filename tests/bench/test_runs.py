@@ -126,6 +126,18 @@ def test_rows_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         _ = run.pictures
 
 
+@pytest.mark.parametrize("rows", [WRONG[:2], [[True] * 3] * 3])
+def test_rows_of_another_run_than_the_card_s_are_named(tmp_path: Path, rows: list[list[bool]]) -> None:
+    made(tmp_path / "a", WRONG)
+    made(tmp_path / "other", rows)
+    (tmp_path / "other" / "steps.parquet").replace(tmp_path / "a" / "steps.parquet")
+    with pytest.raises(errors.DataError, match=r"a: its steps are not those of its card, . batches"):
+        runs.read(tmp_path / "a")
+    write_parquet(tmp_path / "a" / "steps.parquet", [{"batch": 1}])
+    with pytest.raises(errors.DataError, match=r"a: its steps cannot be read: KeyError\('wrong'\)"):
+        runs.read(tmp_path / "a")
+
+
 def test_one_run_is_wanted_where_one_is_compared(tmp_path: Path) -> None:
     for name in ("a", "b"):
         made(tmp_path / name, WRONG)

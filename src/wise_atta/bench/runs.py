@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import lzma
+import math
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -223,7 +224,22 @@ def _folder(card: Path) -> Run:
         read_parquet(path) if (path := folder / f"{name}.parquet").exists() else []
         for name in ("steps", "queries", "pictures")
     )
+    _check_rows(content, steps, folder)
     return Run(folder.name, folder, content, steps, queries, tuple(row["picture"] for row in pictures))
+
+
+def _check_rows(card: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], where: Path) -> None:
+    """Refuse rows that are not those of the card, such as half a copy or those of another run."""
+    try:
+        error = 100 * sum(row["wrong"] for row in steps) / sum(row["samples"] for row in steps)
+    except (LookupError, TypeError, ZeroDivisionError) as broken:
+        raise errors.DataError(f"{where}: its steps cannot be read: {broken!r}") from broken
+    results = card["results"]
+    if len(steps) != results["batches"] or not math.isclose(error, results["error"], abs_tol=1e-6):
+        raise errors.DataError(
+            f"{where}: its steps are not those of its card, {len(steps)} batches with {error:.4f} % error there, "
+            f"{results['batches']} with {results['error']:.4f} % here. Copy or run it again"
+        )
 
 
 # ---- bundles ---------------------------------------------------------------------------------------------------------
