@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from wise_atta import errors
-from wise_atta.model import Layout, Version
+from wise_atta.model import Layout, Version, wide
 
 
 class Anchor:
@@ -26,17 +27,18 @@ class Anchor:
         self.momentum = momentum
         self._flat: Tensor | None = None
         self._layout: Layout | None = None
+        self._dtype: torch.dtype | None = None
 
     def start(self, version: Version) -> None:
         """Begin at a version's values."""
-        self._layout = version.layout
-        self._flat = version.flat.detach().clone()
+        self._layout, self._dtype = version.layout, version.flat.dtype
+        self._flat = wide(version.flat.detach().clone())
 
     def follow(self, version: Version) -> None:
         """Move towards a version's values."""
         assert self._flat is not None
         # A new vector, not a write to the old one: whoever still looks at an earlier batch sees that batch's anchor.
-        self._flat = self._flat.lerp(version.flat, 1 - self.momentum)
+        self._flat = self._flat.lerp(version.flat.to(self._flat), 1 - self.momentum)
 
     @property
     def version(self) -> Version:
@@ -45,9 +47,9 @@ class Anchor:
 
     def now(self) -> Callable[[], Version]:
         """The values of this moment, to be taken up later, if at all."""
-        flat, layout = self._flat, self._layout
-        assert flat is not None and layout is not None
-        return lambda: Version(flat, layout, grad=False)
+        flat, layout, dtype = self._flat, self._layout, self._dtype
+        assert flat is not None and layout is not None and dtype is not None
+        return lambda: Version(flat.to(dtype), layout, grad=False)
 
     def state_dict(self) -> dict[str, Any]:
         assert self._flat is not None

@@ -132,6 +132,11 @@ class Version:
         return self._tensors[0]
 
 
+def wide(flat: Tensor) -> Tensor:
+    """Values that small steps add up in: those of half precision in float32, others as they are."""
+    return flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where each adapted tensor lies in the flat vector, and which slice each group of them takes."""

@@ -14,7 +14,7 @@ from core.checks import look, same
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from wise_atta import Batch, Classifier, adapt, errors
+from wise_atta import Anchor, Batch, Classifier, adapt, errors
 from wise_atta.model import Statistics
 
 KINDS = list(nets.KINDS)
@@ -677,6 +677,34 @@ def test_half_precision_nets_adapt(mode: Any) -> None:
         out = adapter.predict(nets.batch(number=number, dtype=torch.bfloat16))
         adapter.learn(out, {query.id: 1 for query in out.queries})
         assert out.logits.dtype == torch.bfloat16 and out.logits.isfinite().all()
+
+
+@pytest.mark.parametrize("method", ["wise", "tent", "sar", "cotta", "hiltta", "simatta"])
+def test_steps_that_half_precision_cannot_tell_add_up(method: str) -> None:
+    options = {"ratio": 1.0, "policy": "uniform"} if method in ("wise", "hiltta", "simatta") else {}
+    # Scores that differ in the last bit must not lead to other questions.
+    options |= {"selector": "random"} if method == "wise" else {}
+    moved = []
+    for dtype in (torch.float32, torch.bfloat16):
+        adapter = adapt(nets.make(dtype=dtype), method, statistics="batch", **options)
+        for number in range(20):
+            out = adapter.predict(nets.batch(number=number % 5, dtype=dtype))
+            adapter.learn(out, {query.id: nets.truth(query) for query in out.queries})
+        assert adapter.classifier.live.flat.dtype == dtype
+        moved.append(adapter.update.optimizer.flat.detach() - adapter.classifier.source_flat().float())
+        assert torch.equal(adapter.update.optimizer.flat.to(dtype), adapter.classifier.live.flat)
+    assert torch.cosine_similarity(*moved, dim=0) > 0.95
+
+
+def test_an_anchor_follows_slowly_in_half_precision_too() -> None:
+    net = nets.make(dtype=torch.bfloat16)
+    classifier, anchor = Classifier(net), Anchor(0.999)
+    anchor.start(classifier.live)
+    classifier.publish(classifier.live.flat + 1)
+    for _ in range(100):
+        anchor.follow(classifier.live)
+    gone = (anchor.version.flat - classifier.source_flat())[: len(net.bn1.weight)]  # type: ignore[arg-type]
+    torch.testing.assert_close(gone.float(), torch.full_like(gone, 1 - 0.999**100).float(), rtol=0, atol=0.01)
 
 
 def test_repr_says_what_adapts() -> None:

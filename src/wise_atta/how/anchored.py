@@ -118,7 +118,7 @@ class Anchored(Update):
             counter = self._batches * self.steps + step
             pseudo, queried = (buffer.sample(self.batch, counter) for buffer in (self.pseudo, self.queried))
             # The optimizer's own values serve the forward: they change only once the graph has been used.
-            version = Version(self.optimizer.flat, model.layout)
+            version = Version(self.optimizer.rounded, model.layout)
             inputs = stack([kept.inputs for kept in (*pseudo, *queried)], model.device)
             logits = model.forward(inputs, version=version, grad=True).logits
             loss = (1 - alpha) * _loss(logits[: len(pseudo)], pseudo) + alpha * _loss(logits[len(pseudo) :], queried)

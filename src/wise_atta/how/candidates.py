@@ -116,7 +116,8 @@ class Candidates(Update):
         source = model.forward(forward.inputs, version=model.source()).logits.softmax(dim=1)
         apart, wrong = [], []
         for rate in self.rates:
-            version = Version(line.at(rate, self.optimizer.flat, where), model.layout, grad=False)
+            candidate = line.at(rate, self.optimizer.flat, where).to(model.live.flat.dtype)
+            version = Version(candidate, model.layout, grad=False)
             tried = model.forward(forward.inputs, version=version)
             apart.append((tried.logits.softmax(dim=1) - source)[rest].square().mean())
             wrong.append(labels.loss(labels.outputs(model, tried, grad=False)[0]))

@@ -53,7 +53,7 @@ class Descend(Update):
 
     def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
         super().start(model, anchor)
-        self._source = model.source_flat() if self.pull else None
+        self._source = model.source_flat().to(self.optimizer.flat) if self.pull else None
 
     def make_optimizer(self, model: Classifier) -> Optimizer:
         return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)

@@ -9,13 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from wise_atta import errors, signals
-from wise_atta.model import Classifier, Gradients
+from wise_atta.model import Classifier, Gradients, wide
 
 Kind: TypeAlias = Literal["sgd", "adam"]
 
 
 class Optimizer:
     """One optimizer for all adapted tensors of a classifier; each group of them is a single flat parameter.
+
+    Values of half precision are kept in float32 here and rounded when they are published: a step of 1e-4 on a weight
+    of 1 would vanish in bfloat16, every time.
 
     Parameters
     ----------
@@ -46,7 +49,7 @@ class Optimizer:
         self.model = model
         self.lr = lr
         self._shares = share is not None
-        self._flat: Tensor = model.source_flat() if share is None else share._flat
+        self._flat: Tensor = wide(model.source_flat()) if share is None else share._flat
         layout = model.layout
         self._parts = {group: nn.Parameter(self._flat[where]) for group, where in layout.slices.items()}
         self._gradient = torch.zeros_like(self._flat)
@@ -74,7 +77,7 @@ class Optimizer:
         with torch.no_grad():
             for group, grads in gradients.items():
                 if isinstance(grads, Tensor):
-                    part = grads
+                    part = grads.to(self._flat.dtype)
                 elif grads:
                     torch._foreach_copy_([self._gradient_views[name] for name in layout.groups[group]], list(grads))
                     part = self._gradient[layout.slices[group]]
@@ -93,6 +96,11 @@ class Optimizer:
         """The current values. Write to them only through `move`."""
         return self._flat
 
+    @property
+    def rounded(self) -> Tensor:
+        """The current values as the network takes them; the very same tensor where nothing is to be rounded."""
+        return self._flat.to(self.model.live.flat.dtype)
+
     def move(self, flat: Tensor) -> None:
         """Put the adapted tensors somewhere else (a restore, an average) and publish; momenta stay."""
         with torch.no_grad():
@@ -110,7 +118,7 @@ class Optimizer:
         self._torch.load_state_dict(self._fresh)
 
     def _publish(self) -> None:
-        self.model.publish(self._flat.clone())
+        self.model.publish(self._flat.to(self.model.live.flat.dtype, copy=True))
 
     def state_dict(self) -> dict[str, Any]:
         state = self._torch.state_dict()["state"]
