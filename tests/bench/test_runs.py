@@ -57,6 +57,15 @@ def test_the_same_folder_counts_once(tmp_path: Path) -> None:
     assert len(runs.find([tmp_path, tmp_path / "a", tmp_path / "a" / "card.json"]).runs) == 1
 
 
+def test_a_folder_that_is_a_link_is_searched_and_a_circle_of_them_is_left(tmp_path: Path) -> None:
+    made(tmp_path / "there" / "a", WRONG)
+    made(tmp_path / "here" / "b", WRONG, method="tent")
+    (tmp_path / "here" / "a").symlink_to(tmp_path / "there" / "a")
+    (tmp_path / "here" / "b" / "up").symlink_to(tmp_path / "here")
+    assert [run.name for run in runs.find([tmp_path / "here"]).runs] == ["a", "b"]
+    assert len(runs.find([tmp_path]).runs) == 2, "each once, however it is reached"
+
+
 def test_a_broken_run_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     for name in ("cut", "new", "none", "whole"):
         made(tmp_path / name, WRONG)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import functools
 import hashlib
 import inspect
 import json
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -308,9 +310,22 @@ def _is_card(path: Path) -> bool:
     return isinstance(content, list) or (isinstance(content, dict) and "experiment" in content)
 
 
+def below(folder: Path, *patterns: str) -> list[Path]:
+    """The files of these names below a folder, by path. A folder that is a link counts like any other, and once."""
+    found, seen = set[Path](), set[Path]()
+    for root, folders, files in os.walk(folder, followlinks=True):
+        real = Path(root).resolve()
+        if real in seen:
+            folders.clear()  # a link to what was searched, or around in a circle
+        else:
+            seen.add(real)
+            found |= {Path(root, name) for pattern in patterns for name in fnmatch.filter(files, pattern)}
+    return sorted(found)
+
+
 def card_files(place: Path) -> list[Path]:
     """The files of cards at a place: itself, or all below a folder, those of runs and published lists."""
-    return sorted([*place.rglob("card.json"), *place.rglob("cards*.json")]) if place.is_dir() else [place]
+    return below(place, "card.json", "cards*.json") if place.is_dir() else [place]
 
 
 def read_cards(path: Path, *, results: bool = False) -> list[dict[str, Any]]:

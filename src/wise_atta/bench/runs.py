@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wise_atta import errors
-from wise_atta.bench.experiment import read_cards, whole
+from wise_atta.bench.experiment import below, read_cards, whole
 from wise_atta.bench.record import read_json, read_parquet, replace_file, unpack_bits, unpack_numbers
 
 BUNDLE_VERSION = 1
@@ -194,7 +194,7 @@ def _below(path: Path, problems: list[str]) -> Iterable[tuple[int, Run]]:
     name, _, wanted = path.name.partition("#")
     place = path if path.exists() else path.with_name(name)
     if place.is_dir():
-        cards = sorted(place.rglob("card.json"))
+        cards = below(place, "card.json")
         if not cards:
             raise errors.DataError(f"no card.json below {place}: was a run finished there?")
         for card in cards:

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from wise_atta import errors
 from wise_atta.bench import engines
 from wise_atta.bench.engines import Engine, Job
-from wise_atta.bench.experiment import Experiment
+from wise_atta.bench.experiment import Experiment, below
 from wise_atta.bench.record import forget, read_json
 from wise_atta.bench.run import finished
 from wise_atta.bench.table import markdown, rows
@@ -187,7 +187,7 @@ def _flat(experiment: Mapping[str, Any]) -> dict[str, Any]:
 
 def cards(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """All run cards below some folders, in the order of their paths."""
-    found = sorted({path for folder in folders for path in folder.rglob("card.json")})
+    found = sorted({path for folder in folders for path in below(folder, "card.json")})
     if not found:
         raise errors.DataError(f"no card.json below {', '.join(map(str, folders))}: was anything run there?")
     return [read_json(path) for path in found]

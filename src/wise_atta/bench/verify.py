@@ -143,9 +143,10 @@ def measured(
     pool: Executor | None = None,
     report: Callable[[int, float], None] | None = None,
 ) -> dict[str, Any]:
-    """The spread of a card, measured here, where the card has to come out as it did, or `DataError`.
+    """The spread of a card, measured here; `DataError` where it does not come out as it did, though it should.
 
-    Its own run is one more draw of the same lottery, so the spread reaches to it.
+    Its own run is one more draw of the same lottery, so the spread reaches to it. With other threads, torch or device
+    it may come out otherwise, and `put_spreads` leaves out a spread that does not hold the card's error.
     """
     experiment, error = Experiment.parse(card["experiment"]), card["results"]["error"]
     shelf = Shelf(2)
