@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils.checkpoint import CheckpointError
 
 from wise_atta import errors, fast
 from wise_atta.fast import Precision
@@ -196,6 +197,10 @@ class _Replica:
     def __init__(self, model: nn.Module, head: str, adapted: Sequence[str], how: _How) -> None:
         self.module = _copy_structure(model)
         self.module.eval()
+        for part in self.module.modules():
+            if "grad_checkpointing" in vars(part):
+                # timm's own, in eval mode too: blocks would run again after they were bound to another version.
+                vars(part)["grad_checkpointing"] = False
         modules = dict(self.module.named_modules())
         self.head = modules[head]
         self.features: Tensor | None = None
@@ -708,9 +713,15 @@ class Classifier:
                 found = self._gradients_of_whole(loss, version, names, slope, retain_graph)
             else:
                 tensors = [version.tensors[name] for name in names]
-                grads = torch.autograd.grad(
-                    loss, tensors, slope, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
-                )
+                try:
+                    grads = torch.autograd.grad(
+                        loss, tensors, slope, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
+                    )
+                except CheckpointError as error:
+                    raise errors.BadConfig(
+                        "the model recomputes activations in the backward by itself, when its tensors may be others "
+                        "already: turn that off in the model and use checkpointing=True, or name the blocks there"
+                    ) from error
                 found = dict(zip(names, grads, strict=True))
         if self._graphs is not None and not retain_graph and not head:
             self._graphs.done()
@@ -1171,8 +1182,10 @@ def _is_norm(module: nn.Module) -> bool:
     if isinstance(module, _BatchNorm | nn.LayerNorm | nn.GroupNorm | _InstanceNorm):
         return True
     # Norm layers of other libraries (RMSNorm and the like) go by their name and a vector of weights.
+    if "norm" not in type(module).__name__.lower():
+        return False
     weight = module._parameters.get("weight")
-    return "norm" in type(module).__name__.lower() and weight is not None and weight.dim() == 1
+    return weight is not None and weight.dim() == 1
 
 
 def _find_head(model: nn.Module) -> str:

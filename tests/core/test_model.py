@@ -13,6 +13,7 @@ from core import nets
 from core.checks import look, same
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.checkpoint import checkpoint
 
 from wise_atta import Anchor, Batch, Classifier, adapt, errors
 from wise_atta.model import Statistics
@@ -559,6 +560,59 @@ def test_norm_layers_may_be_kept_in_another_precision_than_the_rest(mode: Any) -
     exported = adapter.export()(x := nets.batch(number=4, dtype=torch.bfloat16))
     if mode in ("batch", "source", "mixed"):
         assert torch.equal(exported, adapter.predict(x, ask=False, learn=False).logits)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.mix(self.norm(x)))
+
+
+class Recomputing(nn.Module):
+    """Recomputes its blocks in the backward, in eval mode too, if it is told to."""
+
+    def __init__(self, named: str = "grad_checkpointing") -> None:
+        super().__init__()
+        self.blocks, self.fc = nn.ModuleList([Block(), Block()]), nn.Linear(6, nets.CLASSES)
+        self.named = named
+        setattr(self, named, False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if getattr(self, self.named) else block(x)
+        return self.fc(x)
+
+
+def test_a_net_that_recomputes_its_blocks_learns_the_same_or_is_told_what_to_do() -> None:
+    def learned(net: nn.Module) -> Tensor:
+        adapter = adapt(net, "wise", ratio=1.0, policy="uniform", entropy="all", lr=0.1)
+        for number in range(1, 4):
+            out = adapter.predict(nets.batch("tabular", number))
+            adapter.learn(out, {query.id: nets.truth(query) for query in out.queries})
+        return adapter.classifier.live.flat
+
+    net = nets.trained(Recomputing)
+    expected = learned(net)
+    net.grad_checkpointing = True  # type: ignore[assignment]
+    assert torch.equal(learned(net), expected)
+    assert net.grad_checkpointing is True
+    other = nets.trained(lambda: Recomputing("another_name"))
+    other.another_name = True  # type: ignore[assignment]
+    with pytest.raises(errors.BadConfig, match="checkpointing=True"):
+        learned(other)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
+def test_a_part_of_a_net_may_be_scripted() -> None:
+    net = nn.Sequential(torch.jit.script(nn.Linear(6, 8)), nn.LayerNorm(8), nn.Linear(8, nets.CLASSES)).double()
+    adapter, x = adapt(net, "tent", lr=0.1), nets.batch("tabular")
+    out = adapter.predict(x)
+    assert torch.equal(out.logits, net(x))
+    adapter.learn(out)
+    assert torch.equal(adapter.export()(x), adapter.predict(x, learn=False).logits)
 
 
 class WithExtras(nets.BatchNormCnn):
