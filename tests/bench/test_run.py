@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import math
@@ -19,6 +20,7 @@ from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.record import Folder, read_json, read_parquet, unpack_bits, unpack_numbers
 from wise_atta.bench.table import rows
+from wise_atta.bench.verify import verify
 from wise_atta.data import open_stream
 from wise_atta.data.streams import PictureStream
 
@@ -130,6 +132,30 @@ def test_the_card_keeps_the_first_batch_s_logits_through_an_interruption(
     with pytest.raises(Stopped):
         runs.run(ONE, tmp_path, checkpoint=4, progress=stop_at(6))
     assert runs.run(ONE, tmp_path, checkpoint=4)["first_batch"] == found
+
+
+def test_a_run_that_goes_on_with_other_threads_promises_no_digits(tmp_path: Path) -> None:
+    free, before = Experiment.parse({**ONE.model_dump(), "threads": None}), torch.get_num_threads()
+    try:
+        for threads, stop in ((1, 6), (2, 10), (2, 99)):
+            torch.set_num_threads(threads)
+            with pytest.raises(Stopped) if stop < 12 else contextlib.nullcontext():
+                card = runs.run(free, tmp_path, checkpoint=2, progress=stop_at(stop))
+    finally:
+        torch.set_num_threads(before)
+    assert card["provenance"]["excepted"] == ["a move to another place while it ran"]
+    found = verify(card)
+    assert not found.exact and "excepts a move" in str(found)
+
+
+def test_a_run_does_not_go_on_with_other_weights(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        runs.run(ONE, tmp_path, checkpoint=2, progress=stop_at(6))
+    file = tmp_path / "checkpoint.pt"
+    state = torch.load(file, weights_only=True)
+    torch.save({**state, "weights": "0" * 64}, file)
+    with pytest.raises(errors.DataError, match="begun with other weights"):
+        runs.run(ONE, tmp_path)
 
 
 @pytest.mark.parametrize(("share", "made"), [(0.0, [2]), (math.inf, [2, 4, 6, 8])])

@@ -253,6 +253,9 @@ def run(
 def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int | None, again: bool) -> dict[str, Any]:
     experiment, recorder, memory = built.experiment, Recorder(built, files), Peak(built.device)
     start, before, began, saving = 0, 0.0, time.perf_counter(), 0.0
+    # What the parts before and after an interruption must share for the card to be true of both.
+    weights, place = built.source.weights_hash, _place(built)
+    moved = False
     state = None if again else files.restore()
     if again:
         files.clear()
@@ -261,8 +264,13 @@ def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int
             raise errors.DataError(
                 f"{files.path} holds an unfinished run of another experiment: choose another folder, or --again"
             )
+        if state.get("weights", weights) != weights:
+            raise errors.DataError(
+                f"{files.path} holds a run that was begun with other weights: choose another folder, or --again"
+            )
         recorder.load_state_dict(state["recorder"])
         start, before = state["batch"], state["seconds"]
+        moved = state.get("moved", False) or state.get("place", place) != place
     for number, batch in enumerate(_from(built.stream, start), start + 1):
         recorder.step(batch)
         if progress is not None:
@@ -276,12 +284,15 @@ def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int
                     "recorder": recorder.state_dict(),
                     "batch": number,
                     "seconds": before + now - began,
+                    "weights": weights,
+                    "place": place,
+                    "moved": moved,
                 }
             )
             saving += time.perf_counter() - now
     recorder.flush()
     seconds = before + time.perf_counter() - began
-    card = make_card(built, recorder, seconds, memory.bytes(), resumed=start > 0)
+    card = make_card(built, recorder, seconds, memory.bytes(), resumed=start > 0, moved=moved)
     files.finish(card, recorder.score.pictures())
     return card
 
@@ -481,10 +492,30 @@ def _process_memory(field: str) -> int | None:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(field + ":")), None)
 
 
+def _place(built: Built) -> dict[str, Any]:
+    """What decides last bits, see `wise-atta verify`."""
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return {
+        "device": device_name(built.device),
+        "instructions": instructions if built.device.type == "cpu" else None,
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+    }
+
+
 def make_card(
-    built: Built, recorder: Recorder, seconds: float, memory: int | None, resumed: bool = False
+    built: Built,
+    recorder: Recorder,
+    seconds: float,
+    memory: int | None,
+    resumed: bool = False,
+    moved: bool = False,
 ) -> dict[str, Any]:
-    """The run card: the experiment, its results, and all that they depend on."""
+    """The run card: the experiment, its results, and all that they depend on.
+
+    A run that was `moved`, begun with other threads, torch or device than it ended with, promises no digits.
+    """
+    excepted = [*built.experiment.excepted, *(["a move to another place while it ran"] if moved else [])]
     counts, work = built.adapter.counts, recorder.work
     policy, guard = built.adapter.policy, built.adapter.guard
     card = {
@@ -514,7 +545,7 @@ def make_card(
             "instructions": torch.backends.cpu.get_cpu_capability(),
             "threads": torch.get_num_threads(),
             "deterministic": built.experiment.deterministic,
-            **({"excepted": built.experiment.excepted} if built.experiment.excepted else {}),
+            **({"excepted": excepted} if excepted else {}),
             "tf32": built.device.type == "cuda" and torch.backends.cudnn.allow_tf32,
         },
     }
