@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 from wise_atta import cli, errors
 from wise_atta.bench import engines
 from wise_atta.bench.experiment import Experiment
-from wise_atta.bench.record import read_parquet
+from wise_atta.bench.record import claimed, read_parquet
 from wise_atta.bench.sweep import Places, cards, expand, sweep, table
 
 GRID: dict[str, Any] = {
@@ -103,6 +103,17 @@ def test_a_run_asked_for_twice_is_run_once_and_a_finished_one_not_again(tmp_path
     assert sweep(runs, Places(tmp_path)) == found, "also the seconds: it was not run again"
     again = sweep(runs, Places(tmp_path), again=True)
     assert results(again) == results(found) and again != found
+
+
+def test_a_run_that_is_being_written_keeps_no_other_from_being_repeated(tmp_path: Path) -> None:
+    runs = expand({**GRID, "method": "bn"})
+    before = sweep(runs, Places(tmp_path))
+    failed: dict[str, errors.WiseAttaError] = {}
+    with claimed(Places(tmp_path).of(runs[1])):
+        (again,) = sweep(runs, Places(tmp_path), again=True, failed=failed)
+    assert again["digest"] == before[0]["digest"] and again != before[0]
+    assert "being written by another process" in str(failed[runs[1].digest])
+    assert sweep(runs, Places(tmp_path)) == [again, before[1]], "what could not be repeated is still there"
 
 
 def test_a_failing_run_harms_no_other(tmp_path: Path) -> None:

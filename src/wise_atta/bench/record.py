@@ -272,4 +272,7 @@ def forget(path: Path) -> None:
     if path.exists():
         with claimed(path):
             for name in ("card.json", "checkpoint.pt"):
-                (path / name).unlink(missing_ok=True)
+                try:
+                    (path / name).unlink(missing_ok=True)
+                except OSError as error:
+                    raise _unwritable(path / name, error) from error

@@ -98,9 +98,6 @@ def sweep(
         raise errors.BadConfig(f"jobs={jobs}: at least one run at a time")
     # The same run asked for twice is run once.
     todo = list({experiment.digest: experiment for experiment in experiments}.values())
-    if again:
-        for experiment in todo:
-            forget(places.of(experiment))
     work = [
         Job(experiment, places.of(experiment), places.data, places.weights, checkpoint=checkpoint, keep=keep)
         for experiment in todo
@@ -108,7 +105,7 @@ def sweep(
     cards: dict[str, dict[str, Any]] = {}
     wrong: dict[str, errors.WiseAttaError] = {} if failed is None else failed
     # What is finished needs no process: starting one takes longer than reading a card.
-    over = {job.experiment.digest: result for job in work if (result := _over(job)) is not None}
+    over = {job.experiment.digest: result for job in work if (result := _over(job, again)) is not None}
     left = [job for job in work if job.experiment.digest not in over]
     through = ((job, over[job.experiment.digest]) for job in work if job.experiment.digest in over)
     for job, result in itertools.chain(through, _each(left, jobs, engine, devices, address, fresh)):
@@ -123,9 +120,11 @@ def sweep(
     return [cards[experiment.digest] for experiment in experiments if experiment.digest in cards]
 
 
-def _over(job: Job) -> engines.Result | None:
+def _over(job: Job, again: bool) -> engines.Result | None:
     """The card of a run that is finished, or why its folder cannot be used; None: it is still to be run."""
     try:
+        if again:
+            forget(job.folder)
         return finished(job.folder, job.experiment)
     except errors.WiseAttaError as error:
         return error
