@@ -92,7 +92,7 @@ def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
         runs.find([tmp_path])
 
 
-@pytest.mark.parametrize("harm", ["text", "cut", "lacks", "newer"])
+@pytest.mark.parametrize("harm", ["text", "cut", "lacks", "newer", "list", "packed"])
 def test_a_broken_bundle_is_named(tmp_path: Path, harm: str) -> None:
     made(tmp_path / "a", WRONG)
     file = tmp_path / "runs.zip"
@@ -101,11 +101,19 @@ def test_a_broken_bundle_is_named(tmp_path: Path, harm: str) -> None:
         file.write_text("not a bundle")
     elif harm == "cut":
         file.write_bytes(file.read_bytes()[:-200])
+    elif harm == "packed":
+        head = zipfile.ZipFile(file).getinfo("bundle.json").header_offset
+        content = bytearray(file.read_bytes())
+        for place in (head + 8, content.index(b"PK\x01\x02") + 10):  # the compression's number, in both its places
+            content[place] = 77
+        file.write_bytes(content)
     else:
         with zipfile.ZipFile(file) as old:
             parts = {name: old.read(name) for name in old.namelist()}
         if harm == "lacks":
             del parts["steps.parquet"]
+        elif harm == "list":
+            parts["bundle.json"] = b"[]"
         else:
             parts["bundle.json"] = json.dumps({"bundle_version": 9}).encode()
         with zipfile.ZipFile(file, "w") as new:
@@ -164,6 +172,12 @@ def test_runs_of_one_name_are_all_in_a_bundle_and_a_copy_is_in_it_once(tmp_path:
     runs.bundle([*both, tmp_path / "both.zip"], tmp_path / "again.zip")
     for run in runs.find([tmp_path / "again.zip"]).runs:
         assert runs.read(tmp_path / f"again.zip#{run.card['digest']}").card == run.card
+
+
+def test_a_run_s_folder_is_that_run_whatever_else_is_below_it(tmp_path: Path) -> None:
+    made(tmp_path / "outer", WRONG)
+    made(tmp_path / "outer" / "inner", WRONG, method="tent")
+    assert runs.read(tmp_path / "outer").name == "outer" and len(runs.find([tmp_path / "outer"]).runs) == 2
 
 
 def test_a_folder_with_a_hash_in_its_name_is_a_folder(tmp_path: Path) -> None:

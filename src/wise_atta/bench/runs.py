@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import lzma
 import math
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -177,6 +176,8 @@ def read(path: Path) -> Run:
 
     A card that stands alone gives a run without rows.
     """
+    if (path / "card.json").is_file():
+        return _folder(path / "card.json")
     if not path.is_dir() and ("#" in path.name or path.suffix == ".json"):
         cards = read_cards(path, results=True)
         if len(cards) == 1 and not (path.parent / "steps.parquet").exists() and ".zip" not in path.name:
@@ -324,7 +325,10 @@ def _bundled(path: Path) -> list[Run]:
             )
         steps, questions, orders = (parquet.read_table(io.BytesIO(part)).to_pylist() for part in rest)
         return _unpack(path, content, steps, questions, orders)
-    except (OSError, LookupError, TypeError, ValueError, EOFError, zipfile.BadZipFile, lzma.LZMAError) as error:
+    except errors.DataError:
+        raise
+    # Zip archives, their compression and Parquet each have errors of their own for bytes that make no sense.
+    except Exception as error:
         raise errors.DataError(f"{path} is neither a folder of runs nor a readable bundle: {error}") from error
 
 
@@ -338,7 +342,7 @@ def _unpack(
     steps_of, queries_of, order_of = _by(steps, "run"), _by(questions, "run"), _by(orders, "stream")
     runs = []
     for number, one in enumerate(content["runs"]):
-        card, stream = whole(one["card"], str(path)), one["stream"]
+        card, stream = whole(one["card"], f"{path}: {one['name']}"), one["stream"]
         rows = [
             row | {"error": row["wrong"] / row["samples"], "pictures": there["pictures"]}
             for row, there in zip(steps_of.get(number, []), order_of.get(stream, []), strict=True)
