@@ -910,20 +910,21 @@ class Classifier:
                 self._use(replica, scratch, training=True)
                 yield Statistics(scratch, batch=count)
         elif self.statistics == "renorm":
-            moments = self._scratch()
+            # Layers that a forward leaves out keep what they had.
+            moments = self._source_or_zero() if running is None else running.clone()
             self._use(replica, self._scratch() if running is None else running, training=running is None)
             with _hooked(replica.norms, _Renorm(running is not None, self._pairs(moments))):
                 yield Statistics(moments if running is None else running, moments=moments)
         else:
-            scratch = self._scratch()
-            self._use(replica, scratch)
             if self.statistics == "ema":
                 assert running is not None
                 before, weight = running, self.ema_weight
             else:
                 before, weight = self._source_statistics(), count / (count + self.prior)
-            with _hooked(replica.norms, _Blend(self._pairs(before), weight, self._moments)):
-                yield Statistics(scratch, before=before)
+            used = before.clone()
+            self._use(replica, used)
+            with _hooked(replica.norms, _Blend(self._pairs(before), weight, self._moments, self._pairs(used))):
+                yield Statistics(used, before=before)
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and biased variance of a layer's input."""
@@ -955,6 +956,10 @@ class Classifier:
 
     def _scratch(self) -> Tensor:
         return torch.zeros(2 * sum(self._channels), dtype=self._norm_dtype, device=self.device)
+
+    def _source_or_zero(self) -> Tensor:
+        known = all(buffer is not None for pair in self._source_buffers for buffer in pair)
+        return self._source_statistics() if known else self._scratch()
 
     def _pairs(self, values: Tensor) -> list[tuple[Tensor, Tensor]]:
         sizes = [c for channels in self._channels for c in (channels, channels)]
@@ -1040,16 +1045,20 @@ class _Blend:
         before: list[tuple[Tensor, Tensor]],
         weight: float,
         moments: Callable[[Tensor], tuple[Tensor, Tensor]],
+        used: list[tuple[Tensor, Tensor]],
     ) -> None:
         self.before = before
         self.weight = weight
         self.moments = moments
+        self.used = used
 
     def __call__(self, index: int, norm: _BatchNorm, x: Tensor) -> None:
-        mean, var = self.moments(x)
-        assert norm.running_mean is not None and norm.running_var is not None
-        norm.running_mean.copy_(torch.lerp(self.before[index][0], mean.to(self.before[index][0]), self.weight))
-        norm.running_var.copy_(torch.lerp(self.before[index][1], var.to(self.before[index][1]), self.weight))
+        for name, before, own, used in zip(
+            ("running_mean", "running_var"), self.before[index], self.moments(x), self.used[index], strict=True
+        ):
+            # Tensors of their own: a layer that is called again must not write over what its first call saved.
+            norm._buffers[name] = blend = torch.lerp(before, own.to(before), self.weight)
+            used.copy_(blend)
 
 
 class _Renorm:

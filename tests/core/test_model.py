@@ -405,6 +405,50 @@ def test_a_late_sample_on_source_statistics_gets_what_the_user_s_net_says() -> N
     assert torch.equal(Classifier(net).forward(x, statistics="source").logits, net(x))
 
 
+class Recurrent(nn.Module):
+    """Goes through the same norm layer several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.norm, self.fc = nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, nets.CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = torch.tanh(self.norm(self.mix(x)))
+        return self.fc(x)
+
+
+@pytest.mark.parametrize("mode", [*MODES, "renorm"])
+def test_a_layer_may_be_called_several_times(mode: Any) -> None:
+    adapter = adapt(nets.trained(Recurrent), "tent", statistics=mode, lr=0.1)
+    for number in range(1, 4):
+        adapter.learn(adapter.predict(nets.batch("tabular", number)))
+    assert not torch.equal(adapter.classifier.live.flat, adapter.classifier.source_flat())
+
+
+class Sometimes(nn.Module):
+    """Leaves a norm layer out where the batch is small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.other, self.fc = nn.BatchNorm1d(6), nn.BatchNorm1d(6), nn.Linear(6, nets.CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        return self.fc(self.other(x) if len(x) > 8 else x)
+
+
+@pytest.mark.parametrize("mode", ["ema", "renorm"])
+def test_a_layer_that_was_left_out_keeps_its_average(mode: Any) -> None:
+    classifier = Classifier(nets.trained(Sometimes), statistics=mode)
+    source = classifier._source_statistics()
+    for number in range(1, 4):
+        classifier.commit(classifier.forward(nets.batch("tabular", number)))
+    assert classifier.running is not None
+    assert torch.equal(classifier.running[12:], source[12:])
+    assert not torch.equal(classifier.running[:12], source[:12])
+
+
 @pytest.mark.parametrize("mode", ["mixed", "ema", "source"])
 @pytest.mark.parametrize("kind", WITH_BATCH_NORM)
 def test_a_stream_of_single_samples_works_where_statistics_do_not_come_from_it_alone(kind: str, mode: Any) -> None:
