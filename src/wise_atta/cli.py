@@ -365,13 +365,15 @@ def _batches(console: Console) -> Iterator[Any]:
 
 
 def _show_card(card: dict[str, Any], folder: Path, short: bool) -> None:
+    from rich.markup import escape
+
     results, console = card["results"], Console()
     said = f"{card['experiment']['method']}: error {results['error']:.2f} %"
     if results["labels_allowed"] != 0:
         allowed = "" if results["labels_allowed"] is None else f" of {results['labels_allowed']}"
         said += f", labels {results['labels_spent']}{allowed}"
     if not short:
-        console.print(_rows(("domain", "error %"), [(d, f"{e:.1f}") for d, e in results["by_domain"].items()]))
+        console.print(_rows(("domain", "error %"), [(escape(d), f"{e:.1f}") for d, e in results["by_domain"].items()]))
         said += f", {results['batches']} batches, {results['samples']:,} samples, {results['seconds']:.0f} s"
         if "spread" in card:
             said += f", {card['spread']['low']:.2f} to {card['spread']['high']:.2f} % by chance alone"

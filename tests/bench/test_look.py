@@ -97,6 +97,18 @@ def test_a_copy_is_no_second_run_in_a_report(folder: Path, tmp_path: Path, capsy
     assert "<h1>3 runs</h1>" in (tmp_path / "page.html").read_text()
 
 
+def test_names_from_the_data_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    named = {"domains": ["[/b]"] * BATCHES, "picked": {0: [1]}, "ratio": 0.5}
+    run = made(tmp_path / "wise", mistakes(0.3, "a"), options={"norm": "[/n]"}, **named)
+    made(tmp_path / "other", mistakes(0.2, "b"), options={"norm": "layer1"}, **named)
+    made(tmp_path / "tent", mistakes(0.2, "c"), method="tent", domains=named["domains"])
+    assert call("run", run.where, "--out", run.where) == 0
+    assert call("compare", run.where, tmp_path / "other") == 0
+    assert call("value", tmp_path, "--replicates", 20) == 0
+    said = capsys.readouterr().out
+    assert said.count("[/b]") >= 2 and "[/n]" in said
+
+
 def test_mixed_streams_are_an_error_that_names_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(folder / "other", mistakes(0.3, "tent"), method="bn", severity=3)
     assert call("value", folder) == 3

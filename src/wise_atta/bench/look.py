@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from wise_atta import errors
@@ -98,7 +99,7 @@ def _tables(head: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[Tab
             for place in places:
                 table.add_column(head[place], justify="right" if place else "left", no_wrap=place in (1, 2, 3, last))
             for row in rows:
-                table.add_row(*row)
+                table.add_row(*map(escape, row))
             yield table
 
 
@@ -151,7 +152,7 @@ def _show(found: Comparison, console: Console) -> None:
             table.add_column(name, justify="right" if place else "left")
         for one in found.stretches:
             span = f"{one.first}–{one.last}"
-            table.add_row(one.domain, span, f"{one.error_a:.2f}", f"{one.error_b:.2f}", f"{one.ahead:+d}")
+            table.add_row(escape(one.domain), span, f"{one.error_a:.2f}", f"{one.error_b:.2f}", f"{one.ahead:+d}")
         console.print(table)
         if found.only_a is not None:
             say(f"Wrong in A alone: {found.only_a} samples, in B alone: {found.only_b}")
