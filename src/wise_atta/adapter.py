@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -196,6 +197,7 @@ class Adapter:
         self._latest: Prediction | None = None
         self._callbacks: list[Callable[[Step], None]] = []
         self._lock = threading.RLock()
+        self._half_done = False
 
     # -- predict ------------------------------------------------------------------------------------------------
 
@@ -224,7 +226,7 @@ class Adapter:
         if not (ask or learn):
             with torch.inference_mode(False), torch.no_grad():
                 return self._infer(batch)
-        with self._lock, torch.inference_mode(False), torch.no_grad():
+        with self._lock, self._amid(), torch.inference_mode(False), torch.no_grad():
             try:
                 return self._predict(batch, count, ask, learn)
             except errors.NotFinite as error:
@@ -418,7 +420,11 @@ class Adapter:
             Question id → class, `Answer`, `CANT_TELL`, `SKIP`, or None for "not yet".
         """
         with self._lock, torch.inference_mode(False), torch.enable_grad():
-            return self._learn(out, {} if answers is None else answers)
+            with self._amid():
+                step = self._learn(out, {} if answers is None else answers)
+            for callback in self._callbacks:
+                callback(step)
+            return step
 
     def _learn(self, out: Prediction, answers: Mapping[str, AnswerLike]) -> Step:
         began, work = time.perf_counter(), replace(self.classifier.work)
@@ -456,7 +462,7 @@ class Adapter:
             self._latest = None
         last = out._decision
         done = self.classifier.work - work
-        step = Step(
+        return Step(
             number=out.number,
             samples=len(out),
             utility=out.utility,
@@ -480,9 +486,15 @@ class Adapter:
             seconds=out._seconds + time.perf_counter() - began,
             tripped=tripped,
         )
-        for callback in self._callbacks:
-            callback(step)
-        return step
+
+    @contextlib.contextmanager
+    def _amid(self) -> Iterator[None]:
+        """Within this nothing can be saved: what belongs together is changed one by one."""
+        self._half_done = True
+        try:
+            yield
+        finally:
+            self._half_done = False
 
     def _update(self, out: Prediction, forward: Forward, todo: Sequence[Answered]) -> dict[str, Tensor]:
         # Where it fails (memory runs out, say) the graph may be used up: learned again, the batch takes a new forward.
@@ -687,6 +699,12 @@ class Adapter:
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on to the same bits: about three times the adapted tensors, never the model."""
         with self._lock:
+            if self._half_done:
+                # Another thread has waited for the lock: only a handler of signals comes in the middle.
+                raise errors.WiseAttaError(
+                    "a state cannot be saved in the middle of predict or learn, where a signal has interrupted them: "
+                    "let the handler set a flag, and save when the call is done"
+                )
             running = self.classifier.running
             return {
                 "version": _VERSION,

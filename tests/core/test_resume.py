@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -104,6 +105,31 @@ def test_loading_drops_a_graph_of_before() -> None:
     adapter.learn(out)
     other.learn(other.predict(nets.batch(), ask=False))
     assert torch.equal(adapter.classifier.live.flat, other.classifier.live.flat)
+
+
+@pytest.mark.parametrize("call", ["predict", "learn"])
+def test_a_signal_in_the_middle_of_a_call_cannot_save_half_of_it(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = adapt(nets.make(), "wise", ratio=1.0, policy="uniform", lr=0.1)
+    states: list[Any] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: states.append(adapter.state_dict()))
+    try:
+        out = adapter.predict(nets.batch())
+        whole, part = (adapter._ask, "_ask") if call == "predict" else (adapter._settle, "_settle")
+
+        def interrupted(*args: Any) -> Any:
+            signal.raise_signal(signal.SIGUSR1)
+            return whole(*args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(adapter, part, interrupted)
+            with pytest.raises(errors.WiseAttaError, match="in the middle"):
+                adapter.predict(nets.batch()) if call == "predict" else adapter.learn(out)
+        assert not states and adapter.policy.spent == adapter.counts.asked == adapter.number == 1
+        adapter.on_step(lambda step: signal.raise_signal(signal.SIGUSR1))
+        adapter.learn(out)
+        assert same(states[-1], adapter.state_dict())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_frozen_adapter_stays_frozen() -> None:
