@@ -131,6 +131,13 @@ def test_a_number_with_an_exponent_is_a_number_in_yaml_too(tmp_path: Path) -> No
     assert one.options == {"lr": 0.001} and one.tag == "1e-3x"
 
 
+@pytest.mark.parametrize("text", ["seed: 1\nmethod: tent\nseed: 2\n", "options: {lr: 0.1, lr: 0.2}\n"])
+def test_a_field_that_stands_in_a_file_twice_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "one.yaml").write_text(text)
+    with pytest.raises(errors.DataError, match=r"one\.yaml cannot be read: '(seed|lr)' stands there twice"):
+        Experiment.read(tmp_path / "one.yaml")
+
+
 def test_a_field_inside_another_can_be_named_by_a_dot() -> None:
     one = Experiment.parse({"options.lr": 0.1, "options": {"momentum": 0.5, "lr": 3.0}, "stream.limit": 8})
     assert one.options == {"momentum": 0.5, "lr": 0.1} and one.stream == {"limit": 8}

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -291,11 +291,16 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 @functools.cache
 def _yaml_loader() -> type[yaml.SafeLoader]:
-    """YAML 1.1, but with 1e-3 as the number that YAML 1.2 takes it for, and not as text."""
+    """YAML 1.1, but with 1e-3 as the number that YAML 1.2 takes it for, and without a field that stands there twice."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        pass
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+            names = [key.value for key, _ in node.value]
+            for name in names:
+                if names.count(name) > 1:
+                    raise yaml.constructor.ConstructorError(None, None, f"{name!r} stands there twice", node.start_mark)
+            return super().construct_mapping(node, deep)
 
     number = re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
