@@ -77,13 +77,15 @@ class DataError(WiseAttaError):
     """A data file that is missing, broken or not what its name says."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UnknownName:
+def unknown(kind: str, name: object, known: Iterable[str]) -> UnknownName:
     """The error for a name that does not exist, with the nearest ones that do.
 
     >>> print(unknown("method", "wize", ["wise", "tent"]))
     unknown method 'wize'. Did you mean 'wise'? Known: tent, wise
+    >>> print(unknown("domain", 3, ["fog"]))
+    unknown domain 3. Known: fog
     """
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1)
+    near = difflib.get_close_matches(str(name), known, n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return UnknownName(f"unknown {kind} {name!r}.{hint} Known: {', '.join(known)}")

@@ -205,7 +205,7 @@ class _Replica:
         self.head = modules[head]
         self.features: Tensor | None = None
         self.lease: weakref.ref[fast.Lease] | None = None
-        self.apart: list[Tensor] = []
+        self.zeros: list[Tensor] = []
         self._widens = how.precision == "bf16"
         self.head.register_forward_pre_hook(self._keep_features, with_kwargs=True)
         self.norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
@@ -433,8 +433,10 @@ class Classifier:
                 "the others are computed between the layers"
             )
         if compile:
+            from torch._functorch import config
+
             # Some rules take two gradients of one forward, so what it saved must outlive the first.
-            torch._functorch.config.donated_buffer = False
+            config.donated_buffer = False
 
     # -- which tensors ------------------------------------------------------------------------------------------
 
@@ -898,11 +900,12 @@ class Classifier:
             # no cost. The buffers are scratch; the user's are not bound.
             scratch = self._scratch()
             if self._how.compile:
-                # A compiled layer may not write into memory that it shares with others.
-                apart = replica.apart = replica.apart or [
+                # A compiled layer may not write into memory that it shares with others, nor a later forward into what
+                # the graph of an earlier one keeps. A product gives all of them in one kernel.
+                zeros = replica.zeros = replica.zeros or [
                     part.clone() for pair in self._pairs(scratch) for part in pair
                 ]
-                torch._foreach_zero_(apart)
+                apart = torch._foreach_mul(zeros, 1.0)
                 self._bind(replica, list(zip(apart[::2], apart[1::2], strict=True)), training=True)
                 yield Statistics(scratch, batch=count)
                 torch.cat(apart, out=scratch)

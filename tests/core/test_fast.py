@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import weakref
 from typing import Any, ClassVar
 
@@ -433,12 +435,19 @@ def test_a_model_in_double_precision_is_not_narrowed() -> None:
 
 @pytest.mark.heavy
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("method", ["tent", "eatta"])
-def test_a_compiled_net_agrees_with_the_plain_one(method: str) -> None:
-    plain, fast = make(method), make(method, compile=True)
-    play(plain, 4)
-    play(fast, 4)
+@pytest.mark.parametrize("kind", ["batch-norm", "tabular"])
+@pytest.mark.parametrize("method", ["tent", "eatta", "wise"])
+def test_a_compiled_net_agrees_with_the_plain_one(method: str, kind: str) -> None:
+    plain, fast = make(method, kind), make(method, kind, compile=True)
+    play(plain, 4, kind)
+    play(fast, 4, kind)
     assert moved(plain) > 1e-3 and distance(plain, fast) < 1e-4
+
+
+def test_a_net_is_compiled_where_nothing_but_torch_was_imported() -> None:
+    net = "net = torch.nn.Sequential(torch.nn.LayerNorm(2), torch.nn.Linear(2, 2))"
+    script = f"import torch, wise_atta; {net}; wise_atta.adapt(net, 'tent', compile=True)"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
 # -- when a shape is recorded ------------------------------------------------------------------------------------------
