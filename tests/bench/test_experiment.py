@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from wise_atta import errors
-from wise_atta.bench.experiment import CARD_VERSION, Experiment, read_cards
+from wise_atta.bench.experiment import CARD_VERSION, Experiment, read_cards, read_mapping
 from wise_atta.bench.run import build
 from wise_atta.bench.table import rows
 
@@ -129,6 +129,12 @@ def test_a_number_with_an_exponent_is_a_number_in_yaml_too(tmp_path: Path) -> No
     (tmp_path / "one.yaml").write_text("method: tent\noptions: {lr: 1e-3}\ntag: 1e-3x\n")
     one = Experiment.read(tmp_path / "one.yaml")
     assert one.options == {"lr": 0.001} and one.tag == "1e-3x"
+
+
+def test_what_a_merge_brings_into_yaml_may_be_replaced_there(tmp_path: Path) -> None:
+    text = "a: &a {lr: 1}\nb: {c: &c {<<: *a, lr: 2}}\nd: {<<: *c}\n"
+    (tmp_path / "one.yaml").write_text(text)
+    assert read_mapping(tmp_path / "one.yaml") == {"a": {"lr": 1}, "b": {"c": {"lr": 2}}, "d": {"lr": 2}}
 
 
 @pytest.mark.parametrize("text", ["seed: 1\nmethod: tent\nseed: 2\n", "options: {lr: 0.1, lr: 0.2}\n"])

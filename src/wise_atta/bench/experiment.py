@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -295,12 +295,14 @@ def _yaml_loader() -> type[yaml.SafeLoader]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+            # As it is written: later, what `<<` brings in stands beside what takes its place.
+            node = super().compose_mapping_node(anchor)
             names = [key.value for key, _ in node.value]
             for name in names:
                 if names.count(name) > 1:
-                    raise yaml.constructor.ConstructorError(None, None, f"{name!r} stands there twice", node.start_mark)
-            return super().construct_mapping(node, deep)
+                    raise yaml.composer.ComposerError(None, None, f"{name!r} stands there twice", node.start_mark)
+            return node
 
     number = re.compile(r"[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$")
     Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789"))
@@ -324,6 +326,7 @@ def below(folder: Path, *patterns: str) -> list[Path]:
             folders.clear()  # a link to what was searched, or around in a circle
         else:
             seen.add(real)
+            folders.sort()  # of two links to one folder the first counts, whatever the disk lists first
             found |= {Path(root, name) for pattern in patterns for name in fnmatch.filter(files, pattern)}
     return sorted(found)
 
