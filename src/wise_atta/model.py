@@ -205,7 +205,6 @@ class _Replica:
         self.head = modules[head]
         self.features: Tensor | None = None
         self.lease: weakref.ref[fast.Lease] | None = None
-        self.zeros: list[Tensor] = []
         self._widens = how.precision == "bf16"
         self.head.register_forward_pre_hook(self._keep_features, with_kwargs=True)
         self.norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
@@ -883,10 +882,11 @@ class Classifier:
         if not replica.norms:
             yield None
         elif isinstance(given, Statistics):
-            self._use(replica, given.values)
+            pairs = self._pairs(given.values)
+            self._bind(replica, pairs, training=False)
             # Late samples are normalised as in the batch that asked: the kernel left unbiased variances there.
-            biased = given.batch is None
-            with contextlib.nullcontext() if biased else _hooked(replica.norms, _Rebias((given.batch or 0) / count)):
+            rebias = None if given.batch is None else _Rebias(given.batch / count, [var for _, var in pairs])
+            with _hooked(replica.norms, rebias):
                 yield given
         elif given == "source" or self.statistics == "source":
             for norm, (mean, var) in zip(replica.norms, replica.source_buffers, strict=True):
@@ -901,11 +901,8 @@ class Classifier:
             scratch = self._scratch()
             if self._how.compile:
                 # A compiled layer may not write into memory that it shares with others, nor a later forward into what
-                # the graph of an earlier one keeps. A product gives all of them in one kernel.
-                zeros = replica.zeros = replica.zeros or [
-                    part.clone() for pair in self._pairs(scratch) for part in pair
-                ]
-                apart = torch._foreach_mul(zeros, 1.0)
+                # the graph of an earlier one keeps. A product copies all of them in one kernel.
+                apart = torch._foreach_mul([part for pair in self._pairs(scratch) for part in pair], 1.0)
                 self._bind(replica, list(zip(apart[::2], apart[1::2], strict=True)), training=True)
                 yield Statistics(scratch, batch=count)
                 torch.cat(apart, out=scratch)
@@ -925,8 +922,9 @@ class Classifier:
             else:
                 before, weight = self._source_statistics(), count / (count + self.prior)
             used = before.clone()
-            self._use(replica, used)
-            with _hooked(replica.norms, _Blend(self._pairs(before), weight, self._moments, self._pairs(used))):
+            pairs = self._pairs(used)
+            self._bind(replica, pairs, training=False)
+            with _hooked(replica.norms, _Blend(self._pairs(before), weight, self._moments, pairs)):
                 yield Statistics(used, before=before)
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -1092,13 +1090,13 @@ class _Rebias:
     `times` is how many times more samples it had than the inputs at hand: a layer may see more rows than samples.
     """
 
-    def __init__(self, times: float) -> None:
+    def __init__(self, times: float, unbiased: Sequence[Tensor]) -> None:
         self.times = times
+        self.unbiased = unbiased
 
     def __call__(self, index: int, norm: _BatchNorm, x: Tensor) -> None:
         count = self.times * (x.numel() // x.shape[1])
-        assert norm.running_var is not None
-        norm.running_var = norm.running_var * ((count - 1) / count)
+        norm._buffers["running_var"] = self.unbiased[index] * ((count - 1) / count)
 
 
 class _Samples:

@@ -426,6 +426,17 @@ def test_a_layer_may_be_called_several_times(mode: Any) -> None:
     assert not torch.equal(adapter.classifier.live.flat, adapter.classifier.source_flat())
 
 
+def test_a_layer_that_is_called_several_times_gives_a_late_sample_the_same_variance_each_time() -> None:
+    classifier = Classifier(nets.trained(Recurrent))
+    used = classifier.forward(nets.batch("tabular")).statistics
+    assert used is not None
+    (late,) = classifier.forward(x := nets.batch("tabular", 2, n=1), statistics=used).logits
+    net = copy.deepcopy(classifier.model)
+    norm = net.norm
+    norm.running_mean, norm.running_var = used.values[:6], used.values[6:] * (7 / 8)  # of 8 samples, biased
+    torch.testing.assert_close(late, net(x)[0])
+
+
 class Sometimes(nn.Module):
     """Leaves a norm layer out where the batch is small."""
 
