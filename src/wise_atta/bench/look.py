@@ -68,8 +68,10 @@ def value_command(
     try:
         found = value(read.runs, seed=seed, replicates=replicates, left_out=read.problems)
     except errors.WiseAttaError as error:
+        if not read.problems:
+            raise
         # What is missing may be what could not be read.
-        raise errors.DataError("; ".join([str(error), *read.problems])) if read.problems else error from error
+        raise errors.DataError("; ".join([str(error), *read.problems])) from error
     if out is not None:
         found.figure().write(out, "value")
         write_text(out / "table.md", found.markdown())

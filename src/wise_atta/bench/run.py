@@ -560,8 +560,8 @@ def nudged(module: nn.Module, seed: int, number: int) -> nn.Module:
     module = copy.deepcopy(module)
     with torch.no_grad():
         for parameter in module.parameters():
-            signs = torch.randint(0, 2, parameter.shape, generator=generator).mul_(2).sub_(1).to(parameter.device)
-            parameter.copy_(parameter.double() * (1 + NUDGE * signs))
+            signs = torch.randint(0, 2, parameter.shape, generator=generator, device="cpu").mul_(2).sub_(1)
+            parameter.copy_(parameter.double() * (1 + NUDGE * signs.to(parameter.device)))
     return module
 
 
