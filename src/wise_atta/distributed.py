@@ -37,7 +37,7 @@ from wise_atta.how import (
     TwoStep,
     Update,
 )
-from wise_atta.model import Classifier, Forward, Statistics, Version, _Replica
+from wise_atta.model import Classifier, Forward, Statistics, Version, _Replica, wide
 from wise_atta.stream import Batch, Inputs, leaves
 from wise_atta.who import Answered, AnswerLike, Query
 
@@ -113,10 +113,6 @@ def _all_but_channels(x: Tensor) -> list[int]:
     return [0, *range(2, x.dim())]
 
 
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
 class _Gather(torch.autograd.Function):
     """All rows forwards. Every rank computes the whole loss, so backwards each keeps what its own rows are due."""
 
@@ -141,7 +137,7 @@ class _Normalise(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, norm: _BatchNorm, ranks: Ranks
     ) -> Tensor:
-        mean, var, total = ranks.moments(_wide(x))
+        mean, var, total = ranks.moments(wide(x))
         assert norm.running_mean is not None and norm.running_var is not None
         norm.running_mean.copy_(mean)
         norm.running_var.copy_(var * total / (total - 1))  # unbiased, as the kernel leaves it
@@ -158,7 +154,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         x, weight, mean, inverse, total = ctx.saved_tensors
-        by_output, standard = _wide(grads[0]), _standard(x, mean, inverse)
+        by_output, standard = wide(grads[0]), _standard(x, mean, inverse)
         by_bias = by_output.sum(dim=_all_but_channels(x))
         by_weight = (by_output * standard).sum(dim=_all_but_channels(x))
         by_x = None
@@ -175,7 +171,7 @@ def _broad(values: Tensor, x: Tensor) -> Tensor:
 
 
 def _standard(x: Tensor, mean: Tensor, inverse: Tensor) -> Tensor:
-    return (_wide(x) - _broad(mean, x)) * _broad(inverse, x)
+    return (wide(x) - _broad(mean, x)) * _broad(inverse, x)
 
 
 def _span(rank: int, shares: Sequence[int]) -> slice:
@@ -324,7 +320,7 @@ class SharedClassifier(Classifier):
                 del norm.forward
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean, var, _ = self.ranks.moments(_wide(x.detach()))
+        mean, var, _ = self.ranks.moments(wide(x.detach()))
         return mean, var
 
 

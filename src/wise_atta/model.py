@@ -133,9 +133,9 @@ class Version:
         return self._tensors[0]
 
 
-def wide(flat: Tensor) -> Tensor:
-    """Values that small steps add up in: those of half precision in float32, others as they are."""
-    return flat.float() if flat.dtype in (torch.bfloat16, torch.float16) else flat
+def wide(values: Tensor) -> Tensor:
+    """Values that others add up to: those of half precision in float32, others as they are."""
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
 @dataclass(frozen=True)

@@ -119,8 +119,8 @@ def test_a_batch_that_could_not_be_learned_leaves_no_trace_in_the_tensors_and_ca
     setattr(adapter.classifier, part, fail)
     with pytest.raises(torch.OutOfMemoryError):
         adapter.learn(out, answers)
-    assert torch.equal(adapter.classifier.live.flat, before)
-    assert torch.equal(adapter.update.optimizer.flat, adapter.classifier.live.flat)
+    assert adapter.classifier.live.flat is before, "memory may have run out, so nothing new is made"
+    assert torch.equal(adapter.update.optimizer.flat, before)
     setattr(adapter.classifier, part, whole)
     if not at_once:
         adapter.predict(nets.batch(number=5))

@@ -107,6 +107,11 @@ class Optimizer:
             self._flat.copy_(flat)
         self._publish()
 
+    def retract(self) -> None:
+        """Take back steps that were not published; momenta stay. Makes nothing new: memory may have run out."""
+        with torch.no_grad():
+            self._flat.copy_(self.model.live.flat)
+
     def reset(self) -> None:
         """Back to the source, with no momentum."""
         self.forget()

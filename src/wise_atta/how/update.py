@@ -74,7 +74,7 @@ class Update:
 
     def abandon(self) -> None:
         """Give up a `learn` that failed: steps that were not published are taken back; momenta stay as they are."""
-        self.optimizer.move(self.model.live.flat)
+        self.optimizer.retract()
 
     def start_early(self, forward: Forward) -> None:
         """Begin what an unlabelled batch costs, while the host still waits for its score; `learn` follows, or nothing.
