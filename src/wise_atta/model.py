@@ -426,6 +426,11 @@ class Classifier:
                 "checkpointing runs parts of the network again in the backward, which neither graphs nor compile know "
                 "of: leave them out, or leave checkpointing out"
             )
+        if compile and torch.__version__ < "2.5":  # versions, not texts: 2.11 is newer
+            raise errors.BadConfig(
+                f"compile=True needs torch 2.5 or newer, this is {torch.__version__}: it takes the adapted tensors for "
+                "constants"
+            )
         if compile and self.has_batch_norm and self.statistics not in ("batch", "source"):
             raise errors.BadConfig(
                 f"compile=True with BatchNorm layers needs statistics='batch' or 'source', not {self.statistics!r}: "
@@ -434,8 +439,9 @@ class Classifier:
         if compile:
             from torch._functorch import config
 
-            # Some rules take two gradients of one forward, so what it saved must outlive the first.
-            config.donated_buffer = False
+            # Some rules take two gradients of one forward, so what it saved must outlive the first, as in older torch.
+            if hasattr(config, "donated_buffer"):
+                config.donated_buffer = False
 
     # -- which tensors ------------------------------------------------------------------------------------------
 

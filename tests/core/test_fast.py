@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import weakref
@@ -15,6 +16,7 @@ from core.checks import look, same
 from core.count import Kernels
 from core.fast import METHODS
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from wise_atta import Adapter, adapt, errors, who
 from wise_atta.fast import straight
@@ -418,6 +420,15 @@ def test_a_replica_whose_blocks_will_run_again_is_nobody_elses_until_then() -> N
 def test_what_cannot_be_done_is_refused_with_what_to_do(options: dict[str, Any], message: str) -> None:
     with pytest.raises(errors.BadConfig, match=message):
         chain(**options)
+
+
+@pytest.mark.parametrize(("version", "old"), [("2.4.1+cu121", True), ("2.5.0", False), ("2.11.0", False)])
+def test_torch_that_takes_adapted_tensors_for_constants_compiles_nothing(
+    version: str, old: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    with pytest.raises(errors.BadConfig, match="needs torch") if old else contextlib.nullcontext():
+        make("tent", compile=True)
 
 
 def test_a_net_without_blocks_says_how_to_name_layers() -> None:
