@@ -139,9 +139,9 @@ class Experiment(pydantic.BaseModel):
             if name not in FAST:
                 raise errors.unknown("way to be fast", name, FAST)
         for field, asked in (
-            ("options", _asked(*when.POLICIES.values()) | _asked(methods.METHODS[self.method])),
+            ("options", _asked((*when.POLICIES.values(), methods.METHODS[self.method]))),
             ("stream", {one.name: str(one.type) for one in dataclasses.fields(StreamSpec)}),
-            ("fast", _asked(Classifier)),
+            ("fast", _asked((Classifier,))),
         ):
             for name, value in getattr(self, field).items():
                 _check_kind(f"experiment field {field!r}: {name}", asked.get(name, ""), value)
@@ -222,7 +222,8 @@ class Experiment(pydantic.BaseModel):
         return "-".join([*parts, f"s{self.seed}"])
 
 
-def _asked(*parts: Any) -> dict[str, str]:
+@functools.cache
+def _asked(parts: tuple[Any, ...]) -> dict[str, str]:
     """The annotations of what parts take, by name."""
     takes = (inspect.signature(part).parameters for part in parts)
     return {name: str(one.annotation) for some in takes for name, one in some.items()}

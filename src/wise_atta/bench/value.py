@@ -24,7 +24,7 @@ from wise_atta.bench.bootstrap import Array
 from wise_atta.bench.chance import all_nudged, combined, pooled
 from wise_atta.bench.demo import Interval
 from wise_atta.bench.figures import Figure, Panel, Series
-from wise_atta.bench.runs import Run
+from wise_atta.bench.runs import Run, distinct
 from wise_atta.bench.table import markdown
 
 REPLICATES = 2000
@@ -351,9 +351,9 @@ def _error_never_asked(group: _Group) -> float | None:
 def _distinct(runs: Sequence[Run]) -> list[Run]:
     """Each experiment once: a copy would count as another seed."""
     found: dict[str, Run] = {}
-    for run in runs:
+    for run in distinct(runs):
         first = found.setdefault(str(run.card.get("digest")), run)
-        if first is not run and not np.array_equal(first.hits, run.hits):
+        if first is not run:
             raise errors.DataError(
                 f"{_at(first)} and {_at(run)} are the same experiment with different outcomes: leave one out; "
                 "`wise-atta compare` shows where they part"
