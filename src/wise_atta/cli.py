@@ -308,8 +308,8 @@ def run(
         from wise_atta.bench.experiment import Experiment, nested, read_mapping
         from wise_atta.bench.run import finished
         from wise_atta.bench.run import run as run_experiment
+        from wise_atta.bench.spread import add_spread
         from wise_atta.bench.sweep import Places
-        from wise_atta.bench.verify import add_spread
 
     # Nested before flags come, so that a field of the file inside another does not win over a flag for the whole.
     content = {} if file is None else nested(read_mapping(file))
@@ -332,8 +332,9 @@ def run(
         card = run_experiment(experiment, folder, data=data, weights=weights, progress=progress, again=again)
     if spread:
 
-        def said(number: int, error: float) -> None:
-            console.print(f"nudged run {number} of {spread}: error {error:.2f} %", highlight=False)
+        def said(_: str, number: int | None, error: float) -> None:
+            what = "its own run again" if number is None else f"nudged run {number} of {spread}"
+            console.print(f"{what}: error {error:.2f} %", highlight=False)
 
         card = add_spread(folder, card, runs=spread, again=again, data=data, weights=weights, report=said)
     if as_json:

@@ -17,22 +17,15 @@ import torch
 from typer.testing import CliRunner
 
 from wise_atta import cli, errors
+from wise_atta.bench import engines
 from wise_atta.bench import run as runs
-from wise_atta.bench import verify as verify_module
+from wise_atta.bench import spread as spread_module
 from wise_atta.bench.chance import summarise
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, read_cards, read_mapping
 from wise_atta.bench.record import write_cards, write_json
 from wise_atta.bench.runs import bundle, find
-from wise_atta.bench.verify import (
-    add_spread,
-    borrowed,
-    measured,
-    once,
-    processes,
-    put_spreads,
-    spread,
-    verify,
-)
+from wise_atta.bench.spread import add_spread, borrowed, measure, measured, put_spreads
+from wise_atta.bench.verify import once, verify
 
 ONE = Experiment(
     data="digits+c",
@@ -144,45 +137,88 @@ def test_a_card_of_a_device_that_is_not_here_is_run_on_what_there_is(card: dict[
     assert verdict.holds and "some GPU there, cpu here" in str(verdict)
 
 
+def bare(card: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in card.items() if name != "spread"}
+
+
 def test_a_spread_is_that_of_nudged_runs(card: dict[str, Any]) -> None:
     found = card["spread"]
-    assert len(found["errors"]) == 3 and found["low"] <= min(found["errors"]) <= max(found["errors"]) <= found["high"]
-    assert spread(ONE, runs=3) == found, "the nudges are seeded"
+    assert found["errors"] == [once(ONE, nudge=number)["results"]["error"] for number in (1, 2, 3)]
+    assert found["low"] <= min(found["errors"]) <= max(found["errors"]) <= found["high"]
     with pytest.raises(errors.BadConfig, match="two runs"):
-        spread(ONE, runs=1)
+        measured(card, runs=1)
 
 
-def test_nudged_runs_may_share_a_pool_of_processes(card: dict[str, Any], tmp_path: Path) -> None:
-    write_cards(tmp_path / "cards.json", [{name: value for name, value in card.items() if name != "spread"}])
-    done = CliRunner().invoke(cli.app, ["spread", str(tmp_path), "--runs", "3", "--jobs", "2"])
-    assert done.exit_code == 0 and "1 of 1 cards have a spread" in done.stdout
-    assert read_cards(tmp_path) == [card], "the same runs, wherever they are"
-    with processes(2) as pool:
-        assert pool is not None
-        with contextlib.suppress(BrokenProcessPool):
-            pool.submit(os._exit, 1).result()
-        with pytest.raises(errors.WiseAttaError, match="a process died in a nudged run of tent"):
-            spread(ONE, runs=2, pool=pool)
+def test_runs_of_many_cards_share_processes(card: dict[str, Any], tmp_path: Path) -> None:
+    other = runs.run(ONE.model_copy(update={"seed": 5}), tmp_path / "other")
+    wrong = changed(bare(card), "results", "error", value=card["results"]["error"] + 5) | {"digest": "f" * 12}
+    write_cards(tmp_path / "cards.json", [bare(card), wrong, other])
+    done = CliRunner().invoke(cli.app, ["spread", str(tmp_path / "cards.json"), "--runs", "3", "--jobs", "2"])
+    assert done.exit_code == 3 and "2 of 3 cards have a spread" in done.stdout
+    assert "ffffffffffff: it comes out at" in done.stderr
+    assert read_cards(tmp_path / "cards.json") == [card, wrong, other | {"spread": measured(other, runs=3)}]
+
+
+def test_a_process_that_dies_is_told(card: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = engines.pool(1)
+    with contextlib.suppress(BrokenProcessPool):
+        broken.submit(os._exit, 1).result()
+    monkeypatch.setattr(engines, "pool", lambda _: broken)
+    with pytest.raises(errors.WiseAttaError, match="a process died in a run"):
+        list(measure([card], runs=2, jobs=2))
+
+
+def test_runs_that_are_kept_are_not_made_again(
+    card: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, made = tmp_path / "kept.json", list[int | None]()
+
+    def stop(digest: str, number: int | None, error: float) -> None:
+        made.append(number)
+        if number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measured(card, runs=3, kept=kept, report=stop)
+    assert measured(card, runs=3, kept=kept, report=stop) == card["spread"]
+    assert made == [None, 1, 2, 3]
+    faster = measured(card, runs=3, kept=kept, fast={"channels_last": True})
+    assert faster["fast"] == {"channels_last": True} and len(json.loads(kept.read_text())) == 7
+    monkeypatch.setattr(spread_module, "once", lambda *_, **__: pytest.fail("ran"))
+    write_cards(tmp_path / "cards.json", [bare(card)])
+    again = ["spread", str(tmp_path / "cards.json"), "--runs", "3", "--kept", str(kept)]
+    assert CliRunner().invoke(cli.app, [*again, "--fast", "channels_last=true"]).exit_code == 0
+    assert read_cards(tmp_path / "cards.json") == [card | {"spread": faster}]
+    with pytest.raises(errors.BadConfig, match="channels_last"):
+        measured(card, runs=3, fast={"chanels_last": True})
+    kept.write_text('{"a": 1}')
+    with pytest.raises(errors.DataError, match="name another file"):
+        measured(card, runs=3, kept=kept)
+
+
+def test_a_run_that_cannot_be_made_leaves_out_its_card_alone(card: dict[str, Any], tmp_path: Path) -> None:
+    lost = changed(bare(card), "experiment", "data", value="pacs") | {"digest": "f" * 12}
+    found = dict(measure([lost, card], runs=3, data=tmp_path))
+    assert isinstance(found["f" * 12], errors.DataError) and found[card["digest"]] == card["spread"]
 
 
 def test_a_spread_reaches_to_the_run_itself_where_that_comes_out_the_same(
     card: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     error = card["results"]["error"]
-    monkeypatch.setattr(verify_module, "spread", lambda *_, **__: summarise([error - 2, error - 1.9]))
-    assert measured(card)["high"] == error
+    monkeypatch.setattr(spread_module, "summarise", lambda _: summarise([error - 2, error - 1.9]))
+    assert measured(card, runs=2)["high"] == error
     with pytest.raises(errors.DataError, match="not at"):
-        measured(changed(card, "results", "error", value=error + 5))
+        measured(changed(card, "results", "error", value=error + 5), runs=2)
     with pytest.raises(errors.DataError, match="textures of frost"):
-        measured(changed(card, "provenance", "stream", "frost", value="other"))
+        measured(changed(card, "provenance", "stream", "frost", value="other"), runs=2)
     elsewhere = changed(changed(card, "results", "error", value=error + 5), "provenance", "threads", value=3)
-    assert measured(elsewhere)["high"] < error - 1, "there it may come out otherwise, and is not reached to"
+    assert measured(elsewhere, runs=2)["high"] < error - 1, "there it may come out otherwise, and is not reached to"
 
 
 def test_a_card_borrows_the_width_of_a_spread_from_another_seed(card: dict[str, Any], tmp_path: Path) -> None:
     def other(digest: str, **fields: Any) -> dict[str, Any]:
-        bare = {name: value for name, value in card.items() if name != "spread"}
-        return bare | {"digest": digest, "experiment": card["experiment"] | fields}
+        return bare(card) | {"digest": digest, "experiment": card["experiment"] | fields}
 
     width = card["spread"]["high"] - card["spread"]["low"]
     sister, stranger = other("a" * 12, seed=41), other("b" * 12, seed=41, ratio=0.1)
@@ -223,10 +259,10 @@ def test_a_spread_is_not_measured_twice(tmp_path: Path) -> None:
 def test_spreads_measured_elsewhere_are_put_into_published_cards_by_their_digest(
     card: dict[str, Any], tmp_path: Path
 ) -> None:
-    bare = {name: value for name, value in card.items() if name != "spread"}
-    other, third = {**bare, "digest": "f" * 12}, {**bare, "digest": "e" * 12}
+    plain = bare(card)
+    other, third = {**plain, "digest": "f" * 12}, {**plain, "digest": "e" * 12}
     file = tmp_path / "cards.json"
-    write_cards(file, [bare, other, third])
+    write_cards(file, [plain, other, third])
     far = {**card["spread"], "low": 0.0, "high": 0.1}
     left_out = put_spreads(file, {card["digest"]: card["spread"], "f" * 12: far, "0" * 12: far})
     assert read_cards(file) == [card, other, third]
@@ -247,10 +283,10 @@ def test_spreads_go_into_bundles_and_leave_their_rows_alone(tmp_path: Path) -> N
 
 
 def test_the_command_adds_spreads_to_all_cards_of_a_file_at_once(card: dict[str, Any], tmp_path: Path) -> None:
-    bare = {name: value for name, value in card.items() if name != "spread"}
-    write_cards(tmp_path / "a" / "cards.json", [bare, {**bare, "digest": "f" * 12}])
+    plain = bare(card)
+    write_cards(tmp_path / "a" / "cards.json", [plain, {**plain, "digest": "f" * 12}])
     (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "card.json").write_text(json.dumps(bare))
+    (tmp_path / "b" / "card.json").write_text(json.dumps(plain))
     done = CliRunner().invoke(cli.app, ["spread", str(tmp_path / "a" / "cards.json"), "--runs", "3"])
     assert done.exit_code == 0 and "2 of 2 cards have a spread" in done.stdout
     assert [one["spread"] for one in read_cards(tmp_path / "a")] == [card["spread"]] * 2

@@ -17,10 +17,11 @@ from wise_atta.bench.experiment import Experiment, card_files, read_cards, read_
 from wise_atta.bench.hold import Shelf
 from wise_atta.bench.record import read_json
 from wise_atta.bench.run import pick_device
+from wise_atta.bench.spread import borrowed, measure, put_spreads
 from wise_atta.bench.sweep import Places, expand, sweep, table
 from wise_atta.bench.terminal import left_out, watched
 from wise_atta.bench.tune import LEARNING_RATES, lay_out, tune
-from wise_atta.bench.verify import borrowed, measured, processes, put_spreads, verify
+from wise_atta.bench.verify import verify
 
 app = typer.Typer(help="Studies over many runs.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -238,7 +239,14 @@ def spread_command(
         bool, typer.Option("--show", help="Change nothing: print errors beside the means of their nudged runs.")
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure those that are known as well.")] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Nudged runs at once, each in a process.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process.")] = 1,
+    kept: Annotated[
+        Path | None, typer.Option(help="A file for every run that is over; those in it are not made again.")
+    ] = None,
+    fast: Annotated[
+        list[str] | None,
+        typer.Option(help="How nudged runs compute, as NAME=VALUE; channels_last=true is often faster on a GPU."),
+    ] = None,
     data: Data = None,
     weights: Weights = None,
     quiet: Quiet = False,
@@ -247,8 +255,8 @@ def spread_command(
 
     Cards elsewhere are held to it by `wise-atta verify`. A spread of as many runs is not measured twice.
 
-    Examples: wise-atta spread runs/delay/cards.json --jobs 4, wise-atta spread docs/results --from spreads.json,
-    wise-atta spread docs/results --borrow
+    Examples: wise-atta spread runs/delay/cards.json --jobs 4 --kept runs/nudged.json,
+    wise-atta spread docs/results --from spreads.json, wise-atta spread docs/results --borrow
     """
     if borrow + show + (measured_in is not None) > 1:
         raise errors.BadConfig("--borrow, --from and --show exclude each other: give one")
@@ -263,32 +271,34 @@ def spread_command(
         return
     if borrow:
         found = borrowed([card for file in listed for card in read_cards(file, results=True)], runs)
-    problems = []
-    with processes(jobs) as pool:
-        for file in listed:
-            cards = read_cards(file, results=True)
-            for card in () if borrow or measured_in is not None else cards:
-                digest = str(card["digest"])
-                if digest in found or (len(chance.nudged(card)) >= runs and not again):
-                    continue
+    problems, places, todo = list[str](), dict[str, list[Path]](), dict[str, Any]()
+    for file in () if borrow or measured_in is not None else listed:
+        for card in read_cards(file, results=True):
+            if again or len(chance.nudged(card)) < runs:
+                places.setdefault(str(card["digest"]), []).append(file)
+                todo[str(card["digest"])] = card
 
-                def said(number: int, error: float, of: str = digest) -> None:
-                    if not quiet:
-                        typer.echo(f"{of}: nudged run {number} of {runs}, {error:.2f} % error", err=True)
+    def said(digest: str, number: int | None, error: float) -> None:
+        if not quiet:
+            what = "its own run again" if number is None else f"nudged run {number} of {runs}"
+            typer.echo(f"{digest}: {what}, {error:.2f} % error", err=True)
 
-                try:
-                    found[digest] = measured(card, runs=runs, data=data, weights=weights, pool=pool, report=said)
-                except errors.DataError as error:
-                    problems.append(str(error))
-                    continue
-                # Each at once: an interruption costs one.
-                problems += put_spreads(file, {digest: found[digest]})
-                if not quiet:
-                    low, high = found[digest]["low"], found[digest]["high"]
-                    typer.echo(f"{digest} in {file}: {low:.4f} to {high:.4f} %", err=True)
-            problems += put_spreads(file, found)
-            with_one = sum("spread" in card for card in read_cards(file, results=True))
-            typer.echo(f"{file}: {with_one} of {len(cards)} cards have a spread")
+    options: dict[str, Any] = typed.pairs("--fast", fast or [])
+    for digest, spread in measure(
+        todo.values(), runs=runs, fast=options, jobs=jobs, kept=kept, data=data, weights=weights, report=said
+    ):
+        if isinstance(spread, errors.DataError):
+            problems.append(str(spread))
+            continue
+        # Each at once: an interruption costs those that are not whole.
+        problems += [problem for file in places[digest] for problem in put_spreads(file, {digest: spread})]
+        if not quiet:
+            typer.echo(f"{digest}: {spread['low']:.4f} to {spread['high']:.4f} %", err=True)
+    for file in listed:
+        problems += put_spreads(file, found)
+        cards = read_cards(file, results=True)
+        with_one = sum("spread" in card for card in cards)
+        typer.echo(f"{file}: {with_one} of {len(cards)} cards have a spread")
     left_out(list(dict.fromkeys(problems)))
 
 

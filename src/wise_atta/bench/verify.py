@@ -2,32 +2,23 @@
 
 Adaptation is chaotic: weights that differ in their last bit can end some tenths of a point apart. So a card promises
 the same digits only where the same arithmetic is done. Elsewhere it promises the first batch's logits, before chaos
-sets in, and an error within its own `spread`, measured by runs with nudged weights.
+sets in, and an error within its own `spread`, see `wise_atta.bench.spread`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from wise_atta import errors
-from wise_atta.bench import engines
-from wise_atta.bench.chance import family, nudged, summarise
-from wise_atta.bench.experiment import Experiment, check_version, read_cards
+from wise_atta.bench.experiment import Experiment, check_version
 from wise_atta.bench.hold import Shelf
-from wise_atta.bench.record import write_cards, write_json
-from wise_atta.bench.run import NUDGE, Recorder, build, make_card, pick_device, settings
-from wise_atta.bench.runs import change_bundle
+from wise_atta.bench.run import Recorder, build, make_card, pick_device, settings
 
 # How close the first batch's logits must be on another device, relative to the largest of them. Not to 1 where all are
 # smaller: roid's corrected prior divides logits by the number of classes, and 1e-4 would be a twentieth of them.
@@ -57,193 +48,6 @@ def once(
         for batch in built.stream:
             recorder.step(batch)
         return make_card(built, recorder, float("nan"), None)
-
-
-def spread(
-    experiment: Experiment,
-    *,
-    runs: int = 10,
-    data: Path | None = None,
-    weights: Path | None = None,
-    shelf: Shelf | None = None,
-    pool: Executor | None = None,
-    report: Callable[[int, float], None] | None = None,
-) -> dict[str, Any]:
-    """How far apart runs come whose weights differ by 1e-7 of themselves.
-
-    `low` and `high` are three deviations to either side of the mean, or the extremes where those lie further out.
-
-    Parameters
-    ----------
-    runs
-        How many; two at least.
-    pool
-        Processes to run them in, of `processes`; without, they run one after the other in this one.
-    report
-        Called after every run with its number and its error.
-    """
-    if runs < 2:
-        raise errors.BadConfig(f"a spread needs two runs at least, not {runs}")
-    numbers, found = range(1, runs + 1), []
-    try:
-        for number, card in zip(numbers, _cards(experiment, numbers, data, weights, shelf, pool), strict=True):
-            found.append(card["results"]["error"])
-            if report is not None:
-                report(number, found[-1])
-    except BrokenProcessPool as error:
-        raise errors.WiseAttaError(
-            f"a process died in a nudged run of {experiment.name}: is there enough memory? Try fewer jobs"
-        ) from error
-    return summarise(found)
-
-
-def _cards(
-    experiment: Experiment,
-    numbers: Sequence[int],
-    data: Path | None,
-    weights: Path | None,
-    shelf: Shelf | None,
-    pool: Executor | None,
-) -> Iterator[dict[str, Any]]:
-    if pool is not None:
-        yield from pool.map(partial(_there, experiment, data, weights, torch.get_num_threads()), numbers)
-        return
-    shelf = Shelf(2) if shelf is None else shelf
-    for number in numbers:
-        yield once(experiment, data=data, weights=weights, shelf=shelf, nudge=number)
-
-
-@contextlib.contextmanager
-def processes(jobs: int) -> Iterator[Executor | None]:
-    """A pool for nudged runs; none where one at a time is enough."""
-    if jobs == 1:
-        yield None
-        return
-    with engines.pool(jobs) as pool:
-        yield pool
-
-
-_shelf = Shelf(2)
-
-
-def _there(
-    experiment: Experiment, data: Path | None, weights: Path | None, threads: int, number: int
-) -> dict[str, Any]:
-    """A nudged run in another process, which keeps its streams and has as many threads."""
-    torch.set_num_threads(threads)
-    return once(experiment, data=data, weights=weights, shelf=_shelf, nudge=number)
-
-
-def measured(
-    card: Mapping[str, Any],
-    *,
-    runs: int = 10,
-    data: Path | None = None,
-    weights: Path | None = None,
-    pool: Executor | None = None,
-    report: Callable[[int, float], None] | None = None,
-) -> dict[str, Any]:
-    """The spread of a card, measured here; `DataError` where it does not come out as it did, though it should.
-
-    Its own run is one more draw of the same lottery, so the spread reaches to it. With other threads, torch or device
-    it may come out otherwise, and `put_spreads` leaves out a spread that does not hold the card's error.
-    """
-    experiment, error = Experiment.parse(card["experiment"]), card["results"]["error"]
-    shelf = Shelf(2)
-    own = once(experiment, data=data, weights=weights, shelf=shelf)
-    here, promised, found = own["results"]["error"], card["provenance"], own["provenance"]
-    problems = _other_inputs(promised, found)
-    if not problems and here != error and not differences(promised, found):
-        problems = [f"it comes out at {here:.4f} % here, not at {error:.4f} %"]
-    if problems:
-        raise errors.DataError(f"{card['digest']}: {'; '.join(problems)}. Measure it where the card was made")
-    reach = spread(experiment, runs=runs, data=data, weights=weights, shelf=shelf, pool=pool, report=report)
-    if here == error:
-        reach |= {"low": min(reach["low"], error), "high": max(reach["high"], error)}
-    return reach
-
-
-def borrowed(cards: Sequence[Mapping[str, Any]], runs: int = 10) -> dict[str, dict[str, Any]]:
-    """By digest, spreads for the cards that have none, from the same experiments under other seeds.
-
-    Two runs of one experiment lie no further apart than its spread is wide, and the width hardly depends on the seed.
-    So a card's error may differ by the width of a sister's, to either side. A sister needs a spread of that many runs.
-    """
-    sisters: dict[str, list[tuple[float, str]]] = {}
-    for card in cards:
-        if len(nudged(card)) >= runs:
-            width = card["spread"]["high"] - card["spread"]["low"]
-            sisters.setdefault(family(card), []).append((width, str(card["digest"])))
-    found = {}
-    for card in cards:
-        if not nudged(card) and (near := sisters.get(family(card))):
-            (width, digest), error = max(near), card["results"]["error"]
-            found[str(card["digest"])] = {"nudge": NUDGE, "of": digest, "low": error - width, "high": error + width}
-    return found
-
-
-def put_spreads(file: Path, spreads: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Put spreads into a file of cards or a bundle, by digest. Gives what was left out, and why.
-
-    A spread that does not hold the card's own error was not measured where the card was made.
-
-    Parameters
-    ----------
-    file
-        A card, a list of cards as they are published, or a bundle.
-    spreads
-        By the digest of the experiment; others than those in the file are passed over.
-    """
-    read_cards(file, results=True)  # what is no card is an error before anything changes
-    left_out = []
-
-    def put(card: dict[str, Any]) -> None:
-        found, error = spreads.get(str(card["digest"])), card["results"]["error"]
-        if found is None:
-            return
-        if _within(found, error):
-            card["spread"] = dict(found)
-        else:
-            left_out.append(
-                f"{card['digest']} in {file}: its error, {error:.4f} %, lies outside the spread, {found['low']:.4f} to "
-                f"{found['high']:.4f} %. Measure it where the card was made"
-            )
-
-    if file.suffix == ".zip":
-        change_bundle(file, put)
-        return left_out
-    content = json.loads(file.read_text(encoding="utf-8"))
-    for card in content if isinstance(content, list) else [content]:
-        put(card)
-    if isinstance(content, list):
-        write_cards(file, content)
-    else:
-        write_json(file, content)
-    return left_out
-
-
-def _within(spread: Mapping[str, Any], error: float) -> bool:
-    try:
-        return bool(spread["low"] - ROUNDING <= error <= spread["high"] + ROUNDING)
-    except (LookupError, TypeError) as wrong:
-        raise errors.DataError(f"{spread!r} is no spread: it needs numbers for 'low' and 'high'") from wrong
-
-
-def add_spread(
-    folder: Path,
-    card: dict[str, Any],
-    *,
-    runs: int = 10,
-    again: bool = False,
-    data: Path | None = None,
-    weights: Path | None = None,
-    report: Callable[[int, float], None] | None = None,
-) -> dict[str, Any]:
-    """The card with a spread of at least so many runs, written to its folder."""
-    if again or len(nudged(card)) < runs:
-        card = {**card, "spread": measured(card, runs=runs, data=data, weights=weights, report=report)}
-        write_json(folder / "card.json", card)
-    return card
 
 
 @dataclass
@@ -330,7 +134,7 @@ def verify(
         here=now["error"],
         logits=None if first is None else _apart(first, found["first_batch"]),
     )
-    verdict.broken += _other_inputs(promised, found["provenance"])
+    verdict.broken += other_inputs(promised, found["provenance"])
     if exact:
         if first is not None and first["digest"] != found["first_batch"]["digest"]:
             verdict.broken.append("the first batch's logits have other bits")
@@ -350,7 +154,7 @@ def verify(
     known = card.get("spread")
     if known is None:
         verdict.open.append("the card has no spread, `wise-atta spread` adds one where the card was made")
-    elif not _within(known, now["error"]):
+    elif not within(known, now["error"]):
         whose = f", as wide as that of {known['of']}" if "of" in known else ""
         verdict.broken.append(f"the error lies outside the spread, {known['low']:.4f} to {known['high']:.4f} %{whose}")
     return verdict
@@ -391,7 +195,7 @@ def _apart(then: Mapping[str, Any], now: Mapping[str, Any]) -> float:
     return float(np.abs(a - b).max()) if a.shape == b.shape else float("inf")
 
 
-def _other_inputs(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def other_inputs(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Whether weights or pictures are others than the card's."""
     names = {
         ("model", "weights_hash"): "weights",
@@ -410,3 +214,11 @@ def _other_inputs(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             "without it they are procedural"
         )
     return found
+
+
+def within(spread: Mapping[str, Any], error: float) -> bool:
+    """Whether an error is one that the nudged runs of a spread leave possible."""
+    try:
+        return bool(spread["low"] - ROUNDING <= error <= spread["high"] + ROUNDING)
+    except (LookupError, TypeError) as wrong:
+        raise errors.DataError(f"{spread!r} is no spread: it needs numbers for 'low' and 'high'") from wrong
