@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -257,7 +258,8 @@ def _points(series: Series) -> Iterator[tuple[float, float, tuple[float, float]]
 
 def _slanted(panel: Panel) -> bool:
     """Whether names of categories are too long to stand side by side."""
-    return sum(map(len, panel.names)) > 40
+    neighbours = [len(left) + len(right) for left, right in itertools.pairwise(panel.names)]
+    return sum(map(len, panel.names)) > 40 or len(panel.names) * max(neighbours, default=0) > 88
 
 
 def _span(panel: Panel) -> tuple[float, float]:
