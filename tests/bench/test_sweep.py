@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -324,3 +325,27 @@ def test_an_axis_of_domains_is_a_list_of_lists() -> None:
 def test_no_jobs_at_all_is_bad_usage(tmp_path: Path) -> None:
     (tmp_path / "grid.json").write_text(json.dumps(GRID))
     assert CliRunner().invoke(cli.app, ["sweep", str(tmp_path / "grid.json"), "--jobs", "0"]).exit_code == 2
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "parent.py").write_text(
+        "import os, time\n"
+        "from wise_atta.bench import engines\n"
+        'if __name__ == "__main__":\n'
+        "    pool = engines.pool(1)\n"
+        "    print(pool.submit(os.getpid).result(), flush=True)\n"
+        "    pool.submit(time.sleep, 60).result()\n"
+    )
+    with subprocess.Popen([sys.executable, str(tmp_path / "parent.py")], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = int(parent.stdout.readline())
+        parent.kill()
+    for _ in range(300):
+        try:
+            state = Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return
+        if state == "Z":  # over, though nobody has waited for it yet
+            return
+        time.sleep(0.1)
+    pytest.fail("the worker goes on")

@@ -17,12 +17,12 @@ import torch
 from typer.testing import CliRunner
 
 from wise_atta import cli, errors
-from wise_atta.bench import engines
+from wise_atta.bench import engines, studies
 from wise_atta.bench import run as runs
 from wise_atta.bench import spread as spread_module
 from wise_atta.bench.chance import summarise
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, read_cards, read_mapping
-from wise_atta.bench.record import write_cards, write_json
+from wise_atta.bench.record import claimed, write_cards, write_json
 from wise_atta.bench.runs import bundle, find
 from wise_atta.bench.spread import add_spread, borrowed, measure, measured, put_spreads
 from wise_atta.bench.verify import once, verify
@@ -149,14 +149,19 @@ def test_a_spread_is_that_of_nudged_runs(card: dict[str, Any]) -> None:
         measured(card, runs=1)
 
 
-def test_runs_of_many_cards_share_processes(card: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_runs_of_many_cards_share_processes(card: dict[str, Any], tmp_path: Path, jobs: int) -> None:
     other = runs.run(ONE.model_copy(update={"seed": 5}), tmp_path / "other")
-    wrong = changed(bare(card), "results", "error", value=card["results"]["error"] + 5) | {"digest": "f" * 12}
-    write_cards(tmp_path / "cards.json", [bare(card), wrong, other])
-    done = CliRunner().invoke(cli.app, ["spread", str(tmp_path / "cards.json"), "--runs", "3", "--jobs", "2"])
-    assert done.exit_code == 3 and "2 of 3 cards have a spread" in done.stdout
-    assert "ffffffffffff: it comes out at" in done.stderr
-    assert read_cards(tmp_path / "cards.json") == [card, wrong, other | {"spread": measured(other, runs=3)}]
+    copied = changed(bare(card), "results", "error", value=card["results"]["error"] + 5)
+    far = changed(bare(card), "experiment", "device", value="xpu:7") | {"digest": "f" * 12}
+    odd = changed(bare(card), "experiment", "method", value="tnet") | {"digest": "e" * 12}
+    write_cards(tmp_path / "cards.json", [far, odd, copied, bare(card), other])
+    done = CliRunner().invoke(cli.app, ["spread", str(tmp_path / "cards.json"), "--runs", "3", "--jobs", str(jobs)])
+    assert done.exit_code == 3 and "2 of 5 cards have a spread" in done.stdout
+    for which, why in ((card, "it comes out at"), (far, "device 'xpu:7' cannot be used"), (odd, "unknown method")):
+        assert f"left out: {which['digest']}: {why}" in done.stderr
+    with_spread = other | {"spread": measured(other, runs=3)}
+    assert read_cards(tmp_path / "cards.json") == [far, odd, copied, card, with_spread]
 
 
 def test_a_process_that_dies_is_told(card: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +176,7 @@ def test_a_process_that_dies_is_told(card: dict[str, Any], monkeypatch: pytest.M
 def test_runs_that_are_kept_are_not_made_again(
     card: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept, made = tmp_path / "kept.json", list[int | None]()
+    kept, made = tmp_path / "kept", list[int | None]()
 
     def stop(digest: str, number: int | None, error: float) -> None:
         made.append(number)
@@ -183,23 +188,59 @@ def test_runs_that_are_kept_are_not_made_again(
     assert measured(card, runs=3, kept=kept, report=stop) == card["spread"]
     assert made == [None, 1, 2, 3]
     faster = measured(card, runs=3, kept=kept, fast={"channels_last": True})
-    assert faster["fast"] == {"channels_last": True} and len(json.loads(kept.read_text())) == 7
+    assert faster["fast"] == {"channels_last": True} and len(json.loads((kept / "nudged.json").read_text())) == 7
     monkeypatch.setattr(spread_module, "once", lambda *_, **__: pytest.fail("ran"))
     write_cards(tmp_path / "cards.json", [bare(card)])
     again = ["spread", str(tmp_path / "cards.json"), "--runs", "3", "--kept", str(kept)]
     assert CliRunner().invoke(cli.app, [*again, "--fast", "channels_last=true"]).exit_code == 0
     assert read_cards(tmp_path / "cards.json") == [card | {"spread": faster}]
+    with pytest.raises(pytest.fail.Exception, match="ran"):
+        measured(changed(card, "experiment", "threads", value=2), runs=3, kept=kept)
     with pytest.raises(errors.BadConfig, match="channels_last"):
         measured(card, runs=3, fast={"chanels_last": True})
-    kept.write_text('{"a": 1}')
-    with pytest.raises(errors.DataError, match="name another file"):
+    with claimed(kept), pytest.raises(errors.DataError, match="another process"):
+        measured(card, runs=3, kept=kept)
+    (kept / "nudged.json").write_text('{"a": "1"}')
+    with pytest.raises(errors.DataError, match="choose another folder"):
         measured(card, runs=3, kept=kept)
 
 
+def test_a_run_on_other_pictures_is_not_kept(
+    card: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = changed(card, "provenance", "stream", "fingerprint", value="f" * 64)
+    monkeypatch.setattr(spread_module, "once", lambda *_, **__: other)
+    with pytest.raises(errors.DataError, match="the pictures here are others"):
+        measured(card, runs=3, kept=tmp_path)
+    assert not (tmp_path / "nudged.json").exists()
+
+
+def test_a_spread_tells_how_its_runs_computed(card: dict[str, Any]) -> None:
+    chosen = changed(card, "experiment", "fast", value={"channels_last": False})
+    assert "fast" not in measured(chosen, runs=2, fast={"channels_last": True}), "as the experiment says"
+
+
+def test_a_file_that_cannot_be_written_costs_no_other_its_spread(
+    card: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def put(file: Path, spreads: Any) -> list[str]:
+        if file.parent.name == "a":
+            raise errors.DataError("disk full")
+        return put_spreads(file, spreads)
+
+    monkeypatch.setattr(studies, "put_spreads", put)
+    for name in ("a", "b"):
+        write_cards(tmp_path / name / "cards.json", [bare(card)])
+    done = CliRunner().invoke(cli.app, ["spread", str(tmp_path), "--runs", "3"])
+    assert done.exit_code == 3 and "left out: disk full" in done.stderr
+    assert read_cards(tmp_path / "a") == [bare(card)] and read_cards(tmp_path / "b") == [card]
+
+
 def test_a_run_that_cannot_be_made_leaves_out_its_card_alone(card: dict[str, Any], tmp_path: Path) -> None:
-    lost = changed(bare(card), "experiment", "data", value="pacs") | {"digest": "f" * 12}
-    found = dict(measure([lost, card], runs=3, data=tmp_path))
-    assert isinstance(found["f" * 12], errors.DataError) and found[card["digest"]] == card["spread"]
+    lost = changed(bare(card), "experiment", "data", value="pacs")
+    (_, why), (whole, found) = measure([lost, card], runs=3, data=tmp_path)
+    assert isinstance(why, errors.DataError) and str(why).startswith(f"{card['digest']}: ")
+    assert whole is card and found == card["spread"]
 
 
 def test_a_spread_reaches_to_the_run_itself_where_that_comes_out_the_same(

@@ -10,12 +10,14 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 import traceback
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,14 +144,22 @@ def pool(count: int, fresh: bool = False) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(
         count,
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=_die_by_interrupt,
+        initializer=_end_with_parent,
         max_tasks_per_child=1 if fresh else None,
     )
 
 
-def _die_by_interrupt() -> None:
-    """Let Ctrl-C end a worker at once: its run goes on from its checkpoint another time."""
+def _end_with_parent() -> None:
+    """Let a worker end at once by Ctrl-C, and when its parent is killed: its run goes on another time."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            connection.wait([parent.sentinel])
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def process(

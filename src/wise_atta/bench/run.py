@@ -306,8 +306,9 @@ class Recorder:
         self.score = Score()
         self.domain: str | None = None
         self.first: dict[str, Any] | None = None
-        # A compiled or recorded network keeps the setting that it was made under.
-        self._full = built.experiment.deterministic and not built.experiment.fast
+        # A compiled or recorded network keeps the setting that it was made under; a precision is what was asked for.
+        own = {name for name, value in built.experiment.fast.items() if value} & {"compile", "graphs", "precision"}
+        self._full = built.experiment.deterministic and not own
         self._earlier = Work()
         self._last: Step | None = None
         self._unwritten: Callable[[], None] | None = None

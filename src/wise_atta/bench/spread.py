@@ -6,8 +6,10 @@ first, and must come out as it did.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -22,22 +24,27 @@ from wise_atta.bench import engines
 from wise_atta.bench.chance import family, nudged, summarise
 from wise_atta.bench.experiment import Experiment, read_cards
 from wise_atta.bench.hold import Shelf
-from wise_atta.bench.record import read_json, write_cards, write_json
-from wise_atta.bench.run import NUDGE
+from wise_atta.bench.record import claimed, read_json, write_cards, write_json
+from wise_atta.bench.run import NUDGE, device_name, pick_device
 from wise_atta.bench.runs import change_bundle
 from wise_atta.bench.verify import differences, once, other_inputs, within
 
 # Told after every run: the card's digest, the number of the nudged run (None: the card's own), and its error.
 Report: TypeAlias = Callable[[str, int | None, float], None]
-# Error and, of a card's own run, provenance; or why there is none.
-Outcome: TypeAlias = dict[str, Any] | errors.DataError
+# The error of a run, in per cent, or why there is none.
+Outcome: TypeAlias = float | errors.WiseAttaError
+_KEPT = "nudged.json"
 
 
 @dataclass(frozen=True)
 class _Task:
-    """One run of a card's experiment: its own, or a nudged one."""
+    """One run of a card's experiment: its own, or a nudged one.
 
-    digest: str
+    `place` is that of the card among those given, which its digest is not: of two copies one may have been changed.
+    """
+
+    place: int
+    card: Mapping[str, Any]
     number: int | None
     experiment: Experiment
     data: Path | None
@@ -46,17 +53,28 @@ class _Task:
 
     @property
     def name(self) -> str:
-        """What its outcome is kept under."""
-        fast = json.dumps(self.experiment.fast, sort_keys=True)
-        return f"{self.digest} {'own' if self.number is None else self.number} {fast}"
+        """What its error is kept under: the experiment, the number, and what decides last bits."""
+        device, threads = device_name(pick_device(self.experiment.device)), self.experiment.threads or self.threads
+        number = "own" if self.number is None else self.number
+        return f"{self.experiment.digest} {number} {device} torch {torch.__version__} {threads} threads"
 
     def run(self, shelf: Shelf) -> Outcome:
         try:
-            card = once(self.experiment, data=self.data, weights=self.weights, shelf=shelf, nudge=self.number)
-        except errors.DataError as error:
-            return error
-        outcome = {"error": card["results"]["error"]}
-        return outcome if self.number is not None else {**outcome, "provenance": card["provenance"]}
+            made = once(self.experiment, data=self.data, weights=self.weights, shelf=shelf, nudge=self.number)
+        except errors.WiseAttaError as wrong:
+            return _of(self.card, wrong)
+        promised, here = self.card["provenance"], made["provenance"]
+        error, due = float(made["results"]["error"]), self.card["results"]["error"]
+        problems = other_inputs(promised, here)
+        if not problems and self.number is None and error != due and not differences(promised, here):
+            problems = [f"it comes out at {error:.4f} % here, not at {due:.4f} %"]
+        if problems:
+            return _of(self.card, f"{'; '.join(problems)}. Measure it where the card was made")
+        return error
+
+
+def _of(card: Mapping[str, Any], why: object) -> errors.DataError:
+    return errors.DataError(f"{card['digest']}: {why}")
 
 
 def measure(
@@ -69,12 +87,12 @@ def measure(
     data: Path | None = None,
     weights: Path | None = None,
     report: Report | None = None,
-) -> Iterator[tuple[str, dict[str, Any] | errors.DataError]]:
-    """Spreads by digest, each as soon as it is known; `DataError` for a card that does not come out as it did.
+) -> Iterator[tuple[Mapping[str, Any], dict[str, Any] | errors.WiseAttaError]]:
+    """Cards with their spreads, each as soon as it is known, or with the reason why a card has none.
 
     `low` and `high` are three deviations to either side of the mean, or the extremes where those lie further out. A
-    card's own run is one more draw of the same lottery, so the spread reaches to it. With other threads, torch or
-    device it may come out otherwise, and `put_spreads` leaves out a spread that does not hold the card's error.
+    card's own run is one more draw of the same lottery, so the spread reaches to it. It must come out as it did; with
+    other threads, torch or device it need not, and `put_spreads` leaves out a spread that does not hold the error.
 
     Parameters
     ----------
@@ -86,85 +104,75 @@ def measure(
     jobs
         Runs at once, each in a process.
     kept
-        A file that takes every run when it is over. Those that it holds are not made again.
+        A folder that takes the error of every run when it is over. Those that it holds are not made again.
     report
         Called after every run that was made.
     """
     if runs < 2:
         raise errors.BadConfig(f"a spread needs two runs at least, not {runs}")
-    open_cards, tasks = {str(card["digest"]): card for card in cards}, list[_Task]()
-    for digest, card in open_cards.items():
-        experiment = Experiment.parse(card["experiment"])
+    tasks: list[_Task] = []
+    found: dict[int, dict[int | None, float]] = {}
+    for place, card in enumerate(cards):
+        try:
+            experiment = Experiment.parse(card["experiment"])
+            pick_device(experiment.device)
+        except errors.WiseAttaError as error:
+            yield card, _of(card, error)
+            continue
         moved = Experiment.parse({**experiment.model_dump(mode="json"), "fast": {**(fast or {}), **experiment.fast}})
-        tasks.append(_Task(digest, None, experiment, data, weights))
-        tasks += [_Task(digest, number, moved, data, weights) for number in range(1, runs + 1)]
-    own: dict[str, float] = {}
-    found: dict[str, dict[int, float]] = {digest: {} for digest in open_cards}
-    for task, outcome in _outcomes(tasks, lambda task: task.digest in open_cards, jobs, kept, report):
-        digest = task.digest
-        if digest not in open_cards:
+        found[place] = {}
+        tasks.append(_Task(place, card, None, experiment, data, weights))
+        tasks += [_Task(place, card, number, moved, data, weights) for number in range(1, runs + 1)]
+    for task, outcome in _outcomes(tasks, lambda task: task.place in found, jobs, kept, report):
+        card, of_card = task.card, found.get(task.place)
+        if of_card is None:
             continue
-        card = open_cards[digest]
-        if task.number is None:
-            outcome = _as_promised(card, outcome)
-        if isinstance(outcome, errors.DataError):
-            del open_cards[digest]
-            yield digest, outcome
+        if isinstance(outcome, errors.WiseAttaError):
+            del found[task.place]
+            yield card, outcome
             continue
-        if task.number is None:
-            own[digest] = outcome["error"]
-        else:
-            found[digest][task.number] = outcome["error"]
-        if digest in own and len(found[digest]) == runs:
-            error = card["results"]["error"]
-            spread = summarise([found[digest][number] for number in range(1, runs + 1)])
-            if own[digest] == error:
-                spread |= {"low": min(spread["low"], error), "high": max(spread["high"], error)}
-            yield digest, spread | ({"fast": dict(fast)} if fast else {})
-
-
-def _as_promised(card: Mapping[str, Any], outcome: Outcome) -> Outcome:
-    """What a card's own run gave, or in what it differs from the card, though it should not."""
-    if isinstance(outcome, errors.DataError):
-        return outcome
-    promised, here, error = card["provenance"], outcome["provenance"], card["results"]["error"]
-    problems = other_inputs(promised, here)
-    if not problems and outcome["error"] != error and not differences(promised, here):
-        problems = [f"it comes out at {outcome['error']:.4f} % here, not at {error:.4f} %"]
-    if problems:
-        return errors.DataError(f"{card['digest']}: {'; '.join(problems)}. Measure it where the card was made")
-    return outcome
+        of_card[task.number] = outcome
+        if len(of_card) == runs + 1:
+            spread, due = summarise([of_card[number] for number in range(1, runs + 1)]), card["results"]["error"]
+            if of_card[None] == due:
+                spread |= {"low": min(spread["low"], due), "high": max(spread["high"], due)}
+            own = card["experiment"].get("fast", {})
+            other = {name: value for name, value in (fast or {}).items() if name not in own}
+            yield card, spread | ({"fast": other} if other else {})
 
 
 def _outcomes(
     tasks: Sequence[_Task], needed: Callable[[_Task], bool], jobs: int, kept: Path | None, report: Report | None
 ) -> Iterator[tuple[_Task, Outcome]]:
     """What runs gave: those that are kept, then the others, as long as they are needed when their turn comes."""
-    known = _read(kept) if kept is not None and kept.exists() else {}
-    missing = [task for task in tasks if task.name not in known]
-    yield from ((task, known[task.name]) for task in tasks if task.name in known)
-    waiting = filter(needed, missing)
-    shelf = Shelf(2)
-    made = ((task, task.run(shelf)) for task in waiting) if jobs == 1 else _in_processes(waiting, jobs)
-    for task, outcome in made:
-        if not isinstance(outcome, errors.DataError):
-            known[task.name] = outcome
-            if kept is not None:
-                write_json(kept, known)
-            if report is not None:
-                report(task.digest, task.number, outcome["error"])
-        yield task, outcome
+    with contextlib.nullcontext() if kept is None else claimed(kept):
+        known = {} if kept is None else _read(kept / _KEPT)
+        before = frozenset(known)
+        yield from ((task, known[task.name]) for task in tasks if task.name in before)
+        waiting = (task for task in tasks if task.name not in before and needed(task))
+        for task, outcome in _made(waiting, jobs):
+            if not isinstance(outcome, errors.WiseAttaError):
+                known[task.name] = outcome
+                if kept is not None:
+                    write_json(kept / _KEPT, known)
+                if report is not None:
+                    report(str(task.card["digest"]), task.number, outcome)
+            yield task, outcome
 
 
-def _read(kept: Path) -> dict[str, Any]:
-    known = read_json(kept)
-    if not all(isinstance(outcome, dict) and "error" in outcome for outcome in known.values()):
-        raise errors.DataError(f"{kept} holds no runs of `wise-atta spread`: name another file to keep them in")
+def _read(file: Path) -> dict[str, float]:
+    known = read_json(file) if file.exists() else {}
+    if not all(isinstance(error, float) and math.isfinite(error) for error in known.values()):
+        raise errors.DataError(f"{file} does not hold the errors of runs: choose another folder to keep them in")
     return known
 
 
-def _in_processes(tasks: Iterator[_Task], jobs: int) -> Iterator[tuple[_Task, Outcome]]:
-    """As many at once, none of which waits for the slowest run of a card."""
+def _made(tasks: Iterator[_Task], jobs: int) -> Iterator[tuple[_Task, Outcome]]:
+    """Run after run, or many at once, none of which waits for the slowest run of a card."""
+    if jobs == 1:
+        shelf = Shelf(2)
+        yield from ((task, task.run(shelf)) for task in tasks)
+        return
     running: dict[Future[Outcome], _Task] = {}
     with engines.pool(jobs) as pool:
         try:
@@ -181,6 +189,7 @@ def _in_processes(tasks: Iterator[_Task], jobs: int) -> Iterator[tuple[_Task, Ou
             pool.shutdown(wait=False, cancel_futures=True)
 
 
+# The streams of a process that runs what others hand to it.
 _shelf = Shelf(2)
 
 
@@ -193,7 +202,7 @@ def _there(task: _Task) -> Outcome:
 def measured(card: Mapping[str, Any], **how: Any) -> dict[str, Any]:
     """The spread of one card, see `measure`."""
     ((_, found),) = measure([card], **how)
-    if isinstance(found, errors.DataError):
+    if isinstance(found, errors.WiseAttaError):
         raise found
     return found
 
@@ -229,7 +238,9 @@ def put_spreads(file: Path, spreads: Mapping[str, Mapping[str, Any]]) -> list[st
     spreads
         By the digest of the experiment; others than those in the file are passed over.
     """
-    read_cards(file, results=True)  # what is no card is an error before anything changes
+    # What is no card is an error before anything changes.
+    if not any(str(card["digest"]) in spreads for card in read_cards(file, results=True)):
+        return []
     left_out = []
 
     def put(card: dict[str, Any]) -> None:

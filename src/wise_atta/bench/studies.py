@@ -241,7 +241,8 @@ def spread_command(
     again: Annotated[bool, typer.Option("--again", help="Measure those that are known as well.")] = False,
     jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process.")] = 1,
     kept: Annotated[
-        Path | None, typer.Option(help="A file for every run that is over; those in it are not made again.")
+        Path | None,
+        typer.Option(help="A folder for the errors of runs that are over; what it holds is not run again."),
     ] = None,
     fast: Annotated[
         list[str] | None,
@@ -255,7 +256,7 @@ def spread_command(
 
     Cards elsewhere are held to it by `wise-atta verify`. A spread of as many runs is not measured twice.
 
-    Examples: wise-atta spread runs/delay/cards.json --jobs 4 --kept runs/nudged.json,
+    Examples: wise-atta spread runs/delay/cards.json --jobs 4 --kept runs/nudged,
     wise-atta spread docs/results --from spreads.json, wise-atta spread docs/results --borrow
     """
     if borrow + show + (measured_in is not None) > 1:
@@ -271,31 +272,43 @@ def spread_command(
         return
     if borrow:
         found = borrowed([card for file in listed for card in read_cards(file, results=True)], runs)
-    problems, places, todo = list[str](), dict[str, list[Path]](), dict[str, Any]()
-    for file in () if borrow or measured_in is not None else listed:
-        for card in read_cards(file, results=True):
-            if again or len(chance.nudged(card)) < runs:
-                places.setdefault(str(card["digest"]), []).append(file)
-                todo[str(card["digest"])] = card
+    problems: list[str] = []
+
+    def put(file: Path, spreads: dict[str, Any]) -> None:
+        try:
+            problems.extend(put_spreads(file, spreads))
+        except errors.DataError as error:
+            problems.append(str(error))
 
     def said(digest: str, number: int | None, error: float) -> None:
         if not quiet:
             what = "its own run again" if number is None else f"nudged run {number} of {runs}"
             typer.echo(f"{digest}: {what}, {error:.2f} % error", err=True)
 
+    places: dict[tuple[str, float], list[Path]] = {}
+    todo: dict[tuple[str, float], Any] = {}
+    for file in () if borrow or measured_in is not None else listed:
+        for card in read_cards(file, results=True):
+            if again or len(chance.nudged(card)) < runs:
+                # Of the copies of a card one may have been changed by hand.
+                key = str(card["digest"]), card["results"]["error"]
+                places.setdefault(key, []).append(file)
+                todo[key] = card
     options: dict[str, Any] = typed.pairs("--fast", fast or [])
-    for digest, spread in measure(
+    for made, spread in measure(
         todo.values(), runs=runs, fast=options, jobs=jobs, kept=kept, data=data, weights=weights, report=said
     ):
-        if isinstance(spread, errors.DataError):
+        digest = str(made["digest"])
+        if isinstance(spread, errors.WiseAttaError):
             problems.append(str(spread))
             continue
         # Each at once: an interruption costs those that are not whole.
-        problems += [problem for file in places[digest] for problem in put_spreads(file, {digest: spread})]
+        for file in places[digest, made["results"]["error"]]:
+            put(file, {digest: spread})
         if not quiet:
             typer.echo(f"{digest}: {spread['low']:.4f} to {spread['high']:.4f} %", err=True)
     for file in listed:
-        problems += put_spreads(file, found)
+        put(file, found)
         cards = read_cards(file, results=True)
         with_one = sum("spread" in card for card in cards)
         typer.echo(f"{file}: {with_one} of {len(cards)} cards have a spread")
