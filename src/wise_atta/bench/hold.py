@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from wise_atta.data.streams import DataStream, PictureStream, StreamSpec, open_stream
 from wise_atta.stream import Batch
@@ -25,11 +26,19 @@ class Held:
 
     def __init__(self, stream: PictureStream) -> None:
         self.spec, self.dataset, self._stream = stream.spec, stream.dataset, stream
-        self._batches = [
-            Batch((batch.inputs * 255).round().to(torch.uint8), batch.ids, batch.meta)
-            for batch in stream
-            if isinstance(batch.inputs, torch.Tensor)
-        ]
+        self._batches: list[Batch] = []
+        # In one piece: between the larger tensors of a batch in the making, pieces would leave memory in holes.
+        whole: Tensor | None = None
+        start = 0
+        for batch in stream:
+            assert isinstance(batch.inputs, Tensor)
+            pixels = (batch.inputs * 255).round().to(torch.uint8)
+            if whole is None:
+                whole = pixels.new_empty((stream.samples, *pixels.shape[1:]))
+            if pixels.shape[1:] == whole.shape[1:]:
+                pixels = whole[start : start + len(pixels)].copy_(pixels)
+            start += len(pixels)
+            self._batches.append(Batch(pixels, batch.ids, batch.meta))
 
     def under(self, spec: StreamSpec) -> Held:
         """The same batches under the other of the protocols ctta and ftta, which differ in where methods start anew."""
@@ -50,7 +59,7 @@ class Held:
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """The batches from number `start` on, counted from 0."""
         for number, held in enumerate(self._batches[start:], start):
-            assert isinstance(held.inputs, torch.Tensor)
+            assert isinstance(held.inputs, Tensor)
             reset = self.spec.protocol == "ftta" and self._stream.plan.enters(number)
             meta = {**held.meta, "reset": reset}
             yield Batch(held.inputs.float().div_(self._stream.white), held.ids, meta)
