@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -194,9 +194,10 @@ _shelf = Shelf(2)
 
 
 def _there(task: _Task) -> Outcome:
-    """A run in another process, which keeps its streams and has as many threads."""
+    """A run in another process, which keeps its streams, has as many threads, and decodes by itself if need be."""
     torch.set_num_threads(task.threads)
-    return task.run(_shelf)
+    workers = task.experiment.workers or 0
+    return replace(task, experiment=task.experiment.model_copy(update={"workers": workers})).run(_shelf)
 
 
 def measured(card: Mapping[str, Any], **how: Any) -> dict[str, Any]:
