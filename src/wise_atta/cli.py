@@ -308,7 +308,7 @@ def run(
         from wise_atta.bench.experiment import Experiment, nested, read_mapping
         from wise_atta.bench.run import finished
         from wise_atta.bench.run import run as run_experiment
-        from wise_atta.bench.spread import add_spread
+        from wise_atta.bench.spread import add_spread, said
         from wise_atta.bench.sweep import Places
 
     # Nested before flags come, so that a field of the file inside another does not win over a flag for the whole.
@@ -332,11 +332,10 @@ def run(
         card = run_experiment(experiment, folder, data=data, weights=weights, progress=progress, again=again)
     if spread:
 
-        def said(_: str, number: int | None, error: float) -> None:
-            what = "its own run again" if number is None else f"nudged run {number} of {spread}"
-            console.print(f"{what}: error {error:.2f} %", highlight=False)
+        def report(_: str, number: int | None, error: float) -> None:
+            console.print(f"{said(number, spread)}: error {error:.2f} %", highlight=False)
 
-        card = add_spread(folder, card, runs=spread, again=again, data=data, weights=weights, report=said)
+        card = add_spread(folder, card, runs=spread, again=again, data=data, weights=weights, report=report)
     if as_json:
         typer.echo(json.dumps(card, indent=1))
     else:

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
-from multiprocessing import connection
 from pathlib import Path
 from typing import Any, Literal
 
@@ -152,14 +151,14 @@ def pool(count: int, fresh: bool = False) -> ProcessPoolExecutor:
 def _end_with_parent() -> None:
     """Let a worker end at once by Ctrl-C, and when its parent is killed: its run goes on another time."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_watch_parent, daemon=True).start()
+
+
+def _watch_parent() -> None:
     parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        if parent is not None:
-            connection.wait([parent.sentinel])
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def process(

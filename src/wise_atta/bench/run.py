@@ -254,7 +254,7 @@ def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int
     experiment, recorder, memory = built.experiment, Recorder(built, files), Peak(built.device)
     start, before, began, saving = 0, 0.0, time.perf_counter(), 0.0
     # What the parts before and after an interruption must share for the card to be true of both.
-    weights, place = built.source.weights_hash, _place(built)
+    weights, place = built.source.weights_hash, place_of(built.device, torch.get_num_threads())
     moved = False
     state = None if again else files.restore()
     if again:
@@ -493,13 +493,13 @@ def _process_memory(field: str) -> int | None:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(field + ":")), None)
 
 
-def _place(built: Built) -> dict[str, Any]:
+def place_of(device: torch.device, threads: int) -> dict[str, Any]:
     """What decides last bits, see `wise-atta verify`."""
     instructions = torch.backends.cpu.get_cpu_capability()
     return {
-        "device": device_name(built.device),
-        "instructions": instructions if built.device.type == "cpu" else None,
-        "threads": torch.get_num_threads(),
+        "device": device_name(device),
+        "instructions": instructions if device.type == "cpu" else None,
+        "threads": threads,
         "torch": str(torch.__version__),
     }
 

@@ -25,7 +25,7 @@ from wise_atta.bench.chance import family, nudged, summarise
 from wise_atta.bench.experiment import Experiment, read_cards
 from wise_atta.bench.hold import Shelf
 from wise_atta.bench.record import claimed, read_json, write_cards, write_json
-from wise_atta.bench.run import NUDGE, device_name, pick_device
+from wise_atta.bench.run import NUDGE, pick_device, place_of
 from wise_atta.bench.runs import change_bundle
 from wise_atta.bench.verify import differences, once, other_inputs, within
 
@@ -54,9 +54,9 @@ class _Task:
     @property
     def name(self) -> str:
         """What its error is kept under: the experiment, the number, and what decides last bits."""
-        device, threads = device_name(pick_device(self.experiment.device)), self.experiment.threads or self.threads
+        place = place_of(pick_device(self.experiment.device), self.experiment.threads or self.threads)
         number = "own" if self.number is None else self.number
-        return f"{self.experiment.digest} {number} {device} torch {torch.__version__} {threads} threads"
+        return f"{self.experiment.digest} {number} {json.dumps(place)}"
 
     def run(self, shelf: Shelf) -> Outcome:
         try:
@@ -71,6 +71,15 @@ class _Task:
         if problems:
             return _of(self.card, f"{'; '.join(problems)}. Measure it where the card was made")
         return error
+
+
+def said(number: int | None, runs: int) -> str:
+    """Which run of a card it is, in words.
+
+    >>> said(3, 10), said(None, 10)
+    ('nudged run 3 of 10', 'its own run again')
+    """
+    return "its own run again" if number is None else f"nudged run {number} of {runs}"
 
 
 def _of(card: Mapping[str, Any], why: object) -> errors.DataError:

@@ -17,7 +17,7 @@ from wise_atta.bench.experiment import Experiment, card_files, read_cards, read_
 from wise_atta.bench.hold import Shelf
 from wise_atta.bench.record import read_json
 from wise_atta.bench.run import pick_device
-from wise_atta.bench.spread import borrowed, measure, put_spreads
+from wise_atta.bench.spread import borrowed, measure, put_spreads, said
 from wise_atta.bench.sweep import Places, expand, sweep, table
 from wise_atta.bench.terminal import left_out, watched
 from wise_atta.bench.tune import LEARNING_RATES, lay_out, tune
@@ -280,30 +280,27 @@ def spread_command(
         except errors.DataError as error:
             problems.append(str(error))
 
-    def said(digest: str, number: int | None, error: float) -> None:
+    def report(digest: str, number: int | None, error: float) -> None:
         if not quiet:
-            what = "its own run again" if number is None else f"nudged run {number} of {runs}"
-            typer.echo(f"{digest}: {what}, {error:.2f} % error", err=True)
+            typer.echo(f"{digest}: {said(number, runs)}, {error:.2f} % error", err=True)
 
-    places: dict[tuple[str, float], list[Path]] = {}
-    todo: dict[tuple[str, float], Any] = {}
+    # Cards and their places. Of the copies of a card one may have been changed by hand.
+    todo: dict[tuple[str, float], tuple[dict[str, Any], list[Path]]] = {}
     for file in () if borrow or measured_in is not None else listed:
         for card in read_cards(file, results=True):
             if again or len(chance.nudged(card)) < runs:
-                # Of the copies of a card one may have been changed by hand.
-                key = str(card["digest"]), card["results"]["error"]
-                places.setdefault(key, []).append(file)
-                todo[key] = card
+                todo.setdefault((str(card["digest"]), card["results"]["error"]), (card, []))[1].append(file)
     options: dict[str, Any] = typed.pairs("--fast", fast or [])
+    cards = [card for card, _ in todo.values()]
     for made, spread in measure(
-        todo.values(), runs=runs, fast=options, jobs=jobs, kept=kept, data=data, weights=weights, report=said
+        cards, runs=runs, fast=options, jobs=jobs, kept=kept, data=data, weights=weights, report=report
     ):
         digest = str(made["digest"])
         if isinstance(spread, errors.WiseAttaError):
             problems.append(str(spread))
             continue
         # Each at once: an interruption costs those that are not whole.
-        for file in places[digest, made["results"]["error"]]:
+        for file in todo[digest, made["results"]["error"]][1]:
             put(file, {digest: spread})
         if not quiet:
             typer.echo(f"{digest}: {spread['low']:.4f} to {spread['high']:.4f} %", err=True)
