@@ -195,7 +195,7 @@ def test_runs_that_are_kept_are_not_made_again(
     assert CliRunner().invoke(cli.app, [*again, "--fast", "channels_last=true"]).exit_code == 0
     assert read_cards(tmp_path / "cards.json") == [card | {"spread": faster}]
     with pytest.raises(pytest.fail.Exception, match="ran"):
-        measured(changed(card, "experiment", "threads", value=2), runs=3, kept=kept)
+        measured(changed(card, "provenance", "threads", value=2), runs=3, kept=kept)
     with pytest.raises(errors.BadConfig, match="channels_last"):
         measured(card, runs=3, fast={"chanels_last": True})
     with claimed(kept), pytest.raises(errors.DataError, match="another process"):
@@ -218,6 +218,25 @@ def test_a_run_on_other_pictures_is_not_kept(
 def test_a_spread_tells_how_its_runs_computed(card: dict[str, Any]) -> None:
     chosen = changed(card, "experiment", "fast", value={"channels_last": False})
     assert "fast" not in measured(chosen, runs=2, fast={"channels_last": True}), "as the experiment says"
+
+
+def test_nudged_runs_have_as_many_threads_as_the_card_s(card: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def watched(*args: Any, **how: Any) -> dict[str, Any]:
+        again = once(*args, **how)
+        made.append(again["provenance"]["threads"])
+        return again
+
+    monkeypatch.setattr(spread_module, "once", watched)
+    open_to_any = changed(changed(card, "experiment", "threads", value=None), "provenance", "threads", value=2)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        spread_module.measured(changed(open_to_any, "provenance", "device", value="xpu"), runs=2)
+    finally:
+        torch.set_num_threads(before)
+    assert made == [2, 2, 2]
 
 
 def test_a_file_that_cannot_be_written_costs_no_other_its_spread(
@@ -253,7 +272,7 @@ def test_a_spread_reaches_to_the_run_itself_where_that_comes_out_the_same(
         measured(changed(card, "results", "error", value=error + 5), runs=2)
     with pytest.raises(errors.DataError, match="textures of frost"):
         measured(changed(card, "provenance", "stream", "frost", value="other"), runs=2)
-    elsewhere = changed(changed(card, "results", "error", value=error + 5), "provenance", "threads", value=3)
+    elsewhere = changed(changed(card, "results", "error", value=error + 5), "provenance", "device", value="xpu")
     assert measured(elsewhere, runs=2)["high"] < error - 1, "there it may come out otherwise, and is not reached to"
 
 

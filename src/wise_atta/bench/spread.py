@@ -13,11 +13,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
-
-import torch
 
 from wise_atta import errors
 from wise_atta.bench import engines
@@ -27,7 +25,7 @@ from wise_atta.bench.hold import Shelf
 from wise_atta.bench.record import claimed, read_json, write_cards, write_json
 from wise_atta.bench.run import NUDGE, pick_device, place_of
 from wise_atta.bench.runs import change_bundle
-from wise_atta.bench.verify import differences, once, other_inputs, within
+from wise_atta.bench.verify import differences, experiment_of, once, other_inputs, within
 
 # Told after every run: the card's digest, the number of the nudged run (None: the card's own), and its error.
 Report: TypeAlias = Callable[[str, int | None, float], None]
@@ -49,12 +47,12 @@ class _Task:
     experiment: Experiment
     data: Path | None
     weights: Path | None
-    threads: int = field(default_factory=torch.get_num_threads)
 
     @property
     def name(self) -> str:
         """What its error is kept under: the experiment, the number, and what decides last bits."""
-        place = place_of(pick_device(self.experiment.device), self.experiment.threads or self.threads)
+        assert self.experiment.threads is not None, "see `experiment_of`"
+        place = place_of(pick_device(self.experiment.device), self.experiment.threads)
         number = "own" if self.number is None else self.number
         return f"{self.experiment.digest} {number} {json.dumps(place)}"
 
@@ -101,7 +99,7 @@ def measure(
 
     `low` and `high` are three deviations to either side of the mean, or the extremes where those lie further out. A
     card's own run is one more draw of the same lottery, so the spread reaches to it. It must come out as it did; with
-    other threads, torch or device it need not, and `put_spreads` leaves out a spread that does not hold the error.
+    another torch or device it need not, and `put_spreads` leaves out a spread that does not hold the error.
 
     Parameters
     ----------
@@ -123,7 +121,7 @@ def measure(
     found: dict[int, dict[int | None, float]] = {}
     for place, card in enumerate(cards):
         try:
-            experiment = Experiment.parse(card["experiment"])
+            experiment = experiment_of(card)
             pick_device(experiment.device)
         except errors.WiseAttaError as error:
             yield card, _of(card, error)
@@ -203,8 +201,7 @@ _shelf = Shelf(2)
 
 
 def _there(task: _Task) -> Outcome:
-    """A run in another process, which keeps its streams, has as many threads, and decodes by itself if need be."""
-    torch.set_num_threads(task.threads)
+    """A run in another process, which keeps its streams and decodes by itself if need be."""
     workers = task.experiment.workers or 0
     return replace(task, experiment=task.experiment.model_copy(update={"workers": workers})).run(_shelf)
 

@@ -33,6 +33,11 @@ ROUNDING = 0.05
 _NOT_PROMISED = ("seconds", "peak_memory", "resumed")
 
 
+def experiment_of(card: Mapping[str, Any]) -> Experiment:
+    """A card's experiment, with as many threads as its run had, so that sums are shared the same way."""
+    return Experiment.parse({**card["experiment"], "threads": card["provenance"]["threads"]})
+
+
 def once(
     experiment: Experiment,
     *,
@@ -113,13 +118,11 @@ def verify(
     elsewhere.
     """
     check_version(card, "the card")
-    experiment, promised = Experiment.parse(dict(card["experiment"])), card["provenance"]
+    experiment, promised = experiment_of(card), card["provenance"]
     try:
         pick_device(experiment.device)
     except errors.BadConfig:
         experiment = experiment.model_copy(update={"device": "auto"})
-    # As many threads as the card's run had, so that sums are shared the same way.
-    experiment = experiment.model_copy(update={"threads": promised["threads"]})
     found = once(experiment, data=data, weights=weights, shelf=shelf)
     elsewhere = differences(promised, found["provenance"])
     exact = not elsewhere
