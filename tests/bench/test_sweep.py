@@ -307,6 +307,28 @@ def test_threads_are_those_of_the_process_that_asked() -> None:
     assert engines.Job(Experiment(), Path("x")).threads == torch.get_num_threads()
 
 
+@pytest.mark.parametrize(("count", "chosen", "there"), [(2, None, "passive"), (2, "active", "active"), (1, None, None)])
+def test_threads_of_several_processes_do_not_spin(
+    monkeypatch: pytest.MonkeyPatch, count: int, chosen: str | None, there: str | None
+) -> None:
+    policy = "OMP_WAIT_POLICY"
+    monkeypatch.delenv(policy, raising=False)
+    if chosen is not None:
+        monkeypatch.setenv(policy, chosen)
+    with engines.sharing(count), engines.pool(1) as pool:
+        assert pool.submit(os.getenv, policy).result() == there
+    assert os.environ.get(policy) == chosen, "what this process starts otherwise is left alone"
+
+
+def test_processes_of_a_sweep_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    monkeypatch.setattr(engines, "perform", os.path.expandvars)
+    monkeypatch.setattr(engines.Job, "on", lambda *_: "$OMP_WAIT_POLICY")
+    jobs = [engines.Job(Experiment(), tmp_path / name) for name in "ab"]
+    assert [found for _, found in engines.process(jobs, 2)] == ["passive", "passive"]
+    assert [found for _, found in engines.process(jobs, 1)] == ["$OMP_WAIT_POLICY"] * 2
+
+
 def test_finished_runs_are_found_without_a_process_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     todo, places = expand(GRID), Places(tmp_path)
     once = sweep(todo, places)

@@ -6,6 +6,7 @@ its rows were cut back to that moment, so nothing is counted twice, and the numb
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -32,6 +33,8 @@ Result = dict[str, Any] | errors.WiseAttaError
 
 # How often a run is taken up again whose process died.
 RETRIES = 3
+# Read by OpenMP, when it is loaded.
+_WAIT = "OMP_WAIT_POLICY"
 
 
 @dataclass(frozen=True)
@@ -138,6 +141,23 @@ class _Slot:
             self._pool = None
 
 
+@contextlib.contextmanager
+def sharing(count: int) -> Iterator[None]:
+    """Let threads of several processes that start meanwhile sleep as they wait.
+
+    By default they spin, and each process has as many threads as there are cores: two at once would take longer than
+    one after the other. Numbers do not depend on it.
+    """
+    if count == 1 or _WAIT in os.environ:
+        yield
+        return
+    os.environ[_WAIT] = "passive"
+    try:
+        yield
+    finally:
+        os.environ.pop(_WAIT, None)
+
+
 def pool(count: int, fresh: bool = False) -> ProcessPoolExecutor:
     """So many processes, which end with this one; `fresh`: each after one task."""
     return ProcessPoolExecutor(
@@ -178,7 +198,10 @@ def process(
     free = [_Slot(device, fresh) for device in assign(min(count, len(jobs)), devices)]
     slots, waiting, died = list(free), deque(jobs), dict[Path, int]()
     running: dict[Future[Result], tuple[_Slot, Job]] = {}
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(sharing(len(slots)))
+        for slot in slots:
+            stack.callback(slot.close)
         while waiting or running:
             while waiting and free:
                 slot, job = free.pop(0), waiting.popleft()
@@ -197,9 +220,6 @@ def process(
                         continue
                     result = _killed(job)
                 yield job, result
-    finally:
-        for slot in slots:
-            slot.close()
 
 
 def _killed(job: Job) -> errors.WiseAttaError:
@@ -268,7 +288,8 @@ def _connect(cluster: Any, count: int, address: str | None) -> None:
         if address is not None:
             cluster.init(address=address, **quiet)
         else:
-            cluster.init(num_cpus=count, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
+            with sharing(count):
+                cluster.init(num_cpus=count, include_dashboard=False, _node_ip_address="127.0.0.1", **quiet)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise errors.DataError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
 

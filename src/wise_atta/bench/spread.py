@@ -181,7 +181,7 @@ def _made(tasks: Iterator[_Task], jobs: int) -> Iterator[tuple[_Task, Outcome]]:
         yield from ((task, task.run(shelf)) for task in tasks)
         return
     running: dict[Future[Outcome], _Task] = {}
-    with engines.pool(jobs) as pool:
+    with engines.sharing(jobs), engines.pool(jobs) as pool:
         try:
             while True:
                 for task in itertools.islice(tasks, jobs - len(running)):
