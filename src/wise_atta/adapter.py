@@ -59,6 +59,7 @@ class Prediction:
     view: View | None = field(default=None, repr=False)
     _inputs: Inputs | None = field(default=None, repr=False)
     _forward: Forward | None = field(default=None, repr=False)
+    _statistics: Statistics | None = field(default=None, repr=False)
     _owner: Adapter | None = field(default=None, repr=False)
     _decision: Decision = field(default_factory=Decision, repr=False)
     _learned: bool = field(default=False, repr=False)
@@ -297,6 +298,11 @@ class Adapter:
                     rows = ranked.best(view, granted, read[scores:])
                 else:
                     rows = self.selector.pick(view, granted) if granted else []
+                if len(rows) > granted:
+                    raise errors.BadConfig(
+                        f"the selector {type(self.selector).__name__} picked {len(rows)} samples where the budget "
+                        f"grants {granted}: pick(view, k) gives at most k rows"
+                    )
                 context = self._context(forward) if rows else None
                 queries = self._questions(batch, number, rows, logits)
                 self._ask(queries, context, logits.shape[1])
@@ -394,6 +400,8 @@ class Adapter:
     def _drop_graph(self) -> None:
         """At most one graph is alive: an older prediction keeps its input, and `learn` repeats its forward."""
         if self._latest is not None:
+            if self._latest._forward is not None:
+                self._latest._statistics = self._latest._forward.statistics
             self._latest._forward = None
             self._latest = None
 
@@ -450,13 +458,13 @@ class Adapter:
             taught = self.update.consult(forward, self.open, len(out.sent)) if self._taught else {}
             answers = {**answers, **taught}
             losses = self._update(out, forward, todo)
-        if forward is not None and not self._frozen:
-            self.classifier.commit(forward)
+        if not self._frozen:
+            self.classifier.commit(out._statistics if forward is None else forward.statistics)
         if self.anchor is not None and not self._frozen and not self.update.moves_anchor:
             self.anchor.follow(self.classifier.live)
         learned = [*(item.id for item in todo), *taught] if updates else []
-        expired = self._settle(answers, learned, stale)
-        out._inputs = out._forward = out._owner = None
+        expired = self._settle(out.number, answers, learned, stale)
+        out._inputs = out._forward = out._statistics = out._owner = None
         out._learned = True
         if self._latest is out:
             self._latest = None
@@ -543,6 +551,8 @@ class Adapter:
         return Late(inputs, item.label, weight, statistics)
 
     def _checked(self, answers: Mapping[str, AnswerLike]) -> list[Answered]:
+        if answers and self._taught:
+            raise errors.BadInput("the method's own teacher answers its questions: give it no answers")
         if self._desk is not None:
             return self._desk.check(answers)
         if answers:
@@ -552,7 +562,9 @@ class Adapter:
     def _pending(self) -> list[Answered]:
         return [] if self._desk is None else self._desk.pending
 
-    def _settle(self, answers: Mapping[str, AnswerLike], learned: Sequence[str], stale: Sequence[str]) -> list[str]:
+    def _settle(
+        self, number: int, answers: Mapping[str, AnswerLike], learned: Sequence[str], stale: Sequence[str]
+    ) -> list[str]:
         if self._desk is None:
             return []
         if answers:
@@ -561,7 +573,7 @@ class Adapter:
             self._desk.learned(learned)
         if stale:
             self._desk.dismiss(stale)
-        expired, unseen = self._desk.expire(self._number)
+        expired, unseen = self._desk.expire(number)
         if unseen and not self._free:
             self.policy.refund(unseen)
         return expired
@@ -588,13 +600,39 @@ class Adapter:
         with self._lock:
             out = self.predict(x)
             if self.annotator is not None and not self._taught:
-                self.annotator.ask(out.queries, self._number)
+                self._hand_over(out.queries)
                 closing = [] if self._desk is None else self._desk.closing(self._number)
                 # An annotator hands each answer over once, so it is recorded before anything else can fail.
-                self.answer(self.annotator.answers(self._number, last=closing))
+                self._record(self.annotator.answers(self._number, last=closing))
                 self.show(self.annotator.shown(self._number))
             self.learn(out)
             return out
+
+    def _hand_over(self, queries: Sequence[Query]) -> None:
+        assert self.annotator is not None
+        try:
+            self.annotator.ask(queries, self._number)
+        except BaseException:
+            # Nobody has them: no label is spent.
+            if self._desk is not None:
+                self._desk.withdraw([query.id for query in queries])
+            if queries and not self._free:
+                self.policy.refund(len(queries))
+            raise
+
+    def _record(self, answers: Mapping[str, AnswerLike]) -> None:
+        """Record an annotator's answers one by one: that one is refused costs no other."""
+        refused: list[errors.WiseAttaError] = []
+        for query_id, answer in answers.items():
+            # After a `learn` by hand an annotator does not know yet that a question has expired.
+            if self._desk is not None and self._desk.has_expired(query_id):
+                continue
+            try:
+                self.answer({query_id: answer})
+            except errors.WiseAttaError as error:
+                refused.append(error)
+        if refused:
+            raise refused[0]
 
     @property
     def _taught(self) -> bool:

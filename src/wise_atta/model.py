@@ -938,9 +938,8 @@ class Classifier:
         quick = fast.moments(x) if self._how.reorders else None
         return _batch_moments(x) if quick is None else quick
 
-    def commit(self, forward: Forward) -> None:
-        """Let a moving average of statistics follow the batch of this forward, once."""
-        used = forward.statistics
+    def commit(self, used: Statistics | None) -> None:
+        """Let a moving average follow the statistics of a batch, once."""
         if used is None or used is self._followed:
             return
         self._followed = used

@@ -16,7 +16,7 @@ from core.checks import look, same, saved
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from wise_atta import CANT_TELL, SKIP, Adapter, Answer, Batch, Step, adapt, errors, methods, who
+from wise_atta import CANT_TELL, SKIP, Adapter, Answer, Batch, Step, adapt, errors, methods, what, who
 from wise_atta.who import Counts
 
 
@@ -559,6 +559,85 @@ def test_what_was_answered_before_an_annotator_failed_is_neither_lost_nor_asked_
     resumed.load_state_dict(saved(adapter.state_dict()))
     resumed.step(nets.batch(number=4))
     assert resumed.counts.learned == 4 and len(calls) == 3 + 4
+
+
+def test_questions_that_no_annotator_took_are_neither_charged_nor_open() -> None:
+    adapter = wise(annotator=who.Noisy(who.Oracle({}), rate=0.1, classes=99))
+    for number in range(3):
+        with pytest.raises(errors.BadConfig, match="Noisy was made for 99"):
+            adapter.step(nets.batch(number=number))
+    assert adapter.open == [] and adapter.counts == Counts() and adapter.policy.spent == 0
+    state = adapter.state_dict()
+    adapter.load_state_dict(state)
+
+
+def test_an_answer_that_is_refused_costs_no_other() -> None:
+    inbox = who.Inbox()
+    adapter = wise(annotator=inbox, labels=2, ratio=2.0)
+    out = adapter.step(nets.batch())
+    first, second = (query.id for query in out.queries)
+    inbox._ready = {"9-9": Answer(0), first: Answer(1)}
+    with pytest.raises(errors.UnknownQuery, match="9-9"):
+        adapter.step(nets.batch(number=2))
+    assert adapter.counts.answered == 1 and first not in {query.id for query in adapter.open}
+    inbox.put(second, 0)
+    adapter.step(nets.batch(number=3))
+    assert adapter.counts.learned == 2
+
+
+def test_an_answer_to_a_question_that_expired_in_a_learn_by_hand_is_dropped_and_no_other() -> None:
+    inbox = who.Inbox()
+    adapter = wise(annotator=inbox, expires_after=2)
+    early = adapter.step(nets.batch()).queries[0].id
+    for number in (2, 3):
+        adapter.learn(adapter.predict(nets.batch(number=number)))
+    late = adapter.step(nets.batch(number=4)).queries[0].id
+    assert adapter.counts.expired == 2, "those of batches 1 and 2"
+    inbox.put(early, 0)
+    inbox.put(late, 0)
+    adapter.step(nets.batch(number=5))
+    assert adapter.counts.learned == 1
+
+
+@pytest.mark.parametrize("expires_after", [0, 1])
+def test_a_question_expires_by_the_batch_that_is_learned_not_by_the_latest_prediction(expires_after: int) -> None:
+    adapter = wise(expires_after=expires_after)
+    for out in [adapter.predict(nets.batch(number=number)) for number in range(3)]:
+        adapter.learn(out, {query.id: nets.truth(query) for query in out.queries})
+    assert adapter.counts.learned == adapter.policy.spent == 3
+
+
+def test_a_selector_cannot_take_more_than_was_granted() -> None:
+    class Greedy(what.Selector):
+        def pick(self, view: Any, k: int = 1) -> list[int]:
+            return list(range(len(view)))
+
+    adapter = wise(selector=Greedy())
+    with pytest.raises(errors.BadConfig, match="Greedy picked 8 samples where the budget grants 1"):
+        adapter.predict(nets.batch())
+    assert adapter.open == [] and adapter.policy.spent == 0
+
+
+def test_a_method_with_a_teacher_of_its_own_takes_no_other_answers() -> None:
+    adapter = adapt(nets.make(), "cema", teacher=nets.make(seed=3), queue=2, below=1.0, epsilon=1.0)
+    out = adapter.predict(nets.batch())
+    for take in (adapter.answer, lambda answers: adapter.learn(out, answers)):
+        with pytest.raises(errors.BadInput, match="own teacher answers"):
+            take({out.sent[0].id: 0})
+    adapter.learn(out)
+
+
+def test_a_moving_average_follows_batches_that_wait_and_are_not_learned() -> None:
+    running = []
+    for ahead in (False, True):
+        adapter = wise(statistics="ema", ratio=0.0, only_selected=True)
+        outs = (adapter.predict(nets.batch(number=number)) for number in range(4))
+        for out in list(outs) if ahead else outs:
+            adapter.learn(out)
+        # Of the first layer: what reaches the second depends on how the first was normalised meanwhile.
+        assert adapter.classifier.running is not None
+        running.append(adapter.classifier.running[:16])
+    torch.testing.assert_close(running[1], running[0])
 
 
 def test_step_without_an_annotator_says_what_to_do() -> None:

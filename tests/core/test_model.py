@@ -319,7 +319,7 @@ def test_statistics_are_what_their_formulas_say_with_their_gradients(kind: str, 
     for number, n in enumerate([8, 3, 5], 1):
         x = nets.batch(kind, number, n)
         forward = classifier.forward(x, grad=True)
-        classifier.commit(forward)
+        classifier.commit(forward.statistics)
         expected = reference(x)
         torch.testing.assert_close(forward.logits, expected, rtol=1e-10, atol=1e-10)
         (grads,) = classifier.gradients(forward.logits.square().sum(), forward.version, ["adapted"]).values()
@@ -352,8 +352,8 @@ def test_the_moving_average_takes_in_every_batch_though_two_were_predicted_befor
     first, second = (classifier.forward(nets.batch(number=number)) for number in (1, 2))
     moments = [average(classifier.forward(nets.batch(number=number))) for number in (1, 2)]
     source = classifier.running
-    classifier.commit(first)
-    classifier.commit(second)
+    classifier.commit(first.statistics)
+    classifier.commit(second.statistics)
     expected = source
     for batch_moments in moments:
         expected = 0.9 * expected + 0.1 * batch_moments
@@ -376,7 +376,7 @@ def test_a_late_sample_in_its_own_context_gets_the_logits_it_had_in_its_batch(
     asked = nets.batch(kind, 1, 4, dtype)
     forward = classifier.forward(asked)
     kept = Statistics(forward.statistics.values.clone(), forward.statistics.batch)
-    classifier.commit(forward)
+    classifier.commit(forward.statistics)
     classifier.forward(nets.batch(kind, 9, 8, dtype))
     for index in range(4):
         late = classifier.forward(asked[index : index + 1], statistics=kept, grad=True)
@@ -454,7 +454,7 @@ def test_a_layer_that_was_left_out_keeps_its_average(mode: Any) -> None:
     classifier = Classifier(nets.trained(Sometimes), statistics=mode)
     source = classifier._source_statistics()
     for number in range(1, 4):
-        classifier.commit(classifier.forward(nets.batch("tabular", number)))
+        classifier.commit(classifier.forward(nets.batch("tabular", number)).statistics)
     assert classifier.running is not None
     assert torch.equal(classifier.running[12:], source[12:])
     assert not torch.equal(classifier.running[:12], source[:12])

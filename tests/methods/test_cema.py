@@ -291,4 +291,4 @@ def test_a_layer_that_does_more_than_normalise_is_renormalised_inside() -> None:
         ]
         torch.testing.assert_close(gradients[0], gradients[1])
         for model, forward in zip(both, forwards, strict=True):
-            model.commit(forward)
+            model.commit(forward.statistics)

@@ -64,7 +64,7 @@ class Tutor:
         entropy = signals.entropy(forward.logits)
         loss = (trust(entropy, forward.logits.shape[1], self.below) * entropy).mean()  # mean of exp(E₀ − H)·H
         self.optimizer.step(self.model.gradients(loss, forward.version, list(self.model.layout.groups)))
-        self.model.commit(forward)
+        self.model.commit(forward.statistics)
 
     def logits(self, inputs: Inputs) -> Tensor:
         """What it thinks of a batch now."""
@@ -188,7 +188,7 @@ class Distillation(Update):
 
     def consult(self, forward: Forward, questions: Sequence[Query], sent: int) -> dict[str, int]:
         # The statistics that samples are distilled with know of this batch.
-        self.model.commit(forward)
+        self.model.commit(forward.statistics)
         self._sent = sent
         answers: dict[str, int] = {}
         for begin in range(0, len(questions) - self.queue + 1, self.queue):

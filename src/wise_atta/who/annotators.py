@@ -29,8 +29,8 @@ class Annotator(ABC):
     """Takes questions and, sooner or later, gives answers. Time is counted in batches.
 
     One batch `now` goes: `ask` the new questions, take the `answers`, note what was `shown`. An answer is a class or
-    `CANT_TELL`, and comes once. After a call that raises, what was asked stays asked, and what was answered is given by
-    the next.
+    `CANT_TELL`, and comes once. Where `answers` raises, what was asked stays asked, and what was answered is given by
+    the next call.
 
     `cost` is what one answer costs, in labels.
     """
@@ -39,7 +39,7 @@ class Annotator(ABC):
 
     @abstractmethod
     def ask(self, queries: Sequence[Query], now: int) -> None:
-        """Hand over the questions asked at batch `now`."""
+        """Hand over the questions asked at batch `now`. Where it raises, none of them counts as asked."""
 
     @abstractmethod
     def answers(self, now: int, last: Collection[str] = ()) -> dict[str, Answer]:

@@ -293,6 +293,15 @@ class Desk:
             self._closed.add(query_id, self._pending.pop(query_id).label)
         return len(ids)
 
+    def withdraw(self, ids: Iterable[str]) -> None:
+        """These open questions could not be handed to anybody: as if they had not been asked."""
+        for query_id in ids:
+            del self._open[query_id]
+            self._counts["asked"] -= 1
+
+    def has_expired(self, query_id: str) -> bool:
+        return query_id in self._closed and self._closed[query_id] == _EXPIRED
+
     def closing(self, now: int) -> list[str]:
         """The open questions whose last batch this is: what `expire(now)` would close. Changes nothing."""
         if self.expires_after is None:
