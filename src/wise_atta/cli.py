@@ -321,8 +321,8 @@ def run(
     listed = None if domains is None else typed.listed("--domains", domains, str)
     flags |= {"stream.limit": limit, "stream.domains": listed, "stream.seed": stream_seed}
     options: dict[str, Any] = typed.pairs("--option", option or [])
-    flags |= {f"options.{name}": value for name, value in options.items()}
-    content |= {name: value for name, value in flags.items() if value is not None} | typed.pairs("--set", other or [])
+    content |= {name: value for name, value in flags.items() if value is not None}
+    content |= {f"options.{name}": value for name, value in options.items()} | typed.pairs("--set", other or [])
     experiment = Experiment.parse(content)
     folder = Places(Path("runs")).of(experiment) if out is None else out
     console = Console(stderr=True, quiet=quiet or as_json)

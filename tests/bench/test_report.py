@@ -109,7 +109,7 @@ def test_runs_over_other_streams_stand_apart(tmp_path: Path) -> None:
 
 
 def test_names_from_the_data_are_text_and_not_code(tmp_path: Path) -> None:
-    evil = "</script><script>alert(1)</script>"
+    evil = "<!--<script></script><script>alert(1)</script>"
     domains = [evil] * BATCHES
     text = report.html(
         [
@@ -120,7 +120,7 @@ def test_names_from_the_data_are_text_and_not_code(tmp_path: Path) -> None:
         replicates=20,
     )
     checker = checked(text)
-    assert checker.seen["script"] == 2 and "alert(1)</script>" not in text.replace("<\\/script>", "")
+    assert checker.seen["script"] == 2 and "alert(1)</script>" not in text and "<!--<" not in text
     assert numbers(text)[0]["domains"] == [[0, evil]]
     assert "left out" in text and f"'{tmp_path / 'a b' / 'card.json'}'" in text.replace("&#x27;", "'")
 

@@ -192,6 +192,10 @@ def test_a_file_that_is_no_bundle_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(errors.DataError, match="no bundle, so it is not written over"):
         runs.bundle([tmp_path / "a"], precious)
     assert precious.read_text() == "method: tent"
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as file:
+        file.writestr("cat/0.png", b"pixels")
+    with pytest.raises(errors.DataError, match="no bundle, so it is not written over"):
+        runs.bundle([tmp_path / "a"], tmp_path / "data.zip")
     for _ in range(2):
         runs.bundle([tmp_path / "a"], tmp_path / "a.zip")
 

@@ -83,8 +83,11 @@ def test_no_run_is_an_error(tmp_path: Path) -> None:
     ],
 )
 def test_a_sweep_that_cannot_be_done_says_why(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    todo, places = expand({**GRID, "method": "bn", "seed": 0}), Places(tmp_path)
+    cards = sweep(todo, places)
     with pytest.raises(errors.BadConfig, match=words):
-        sweep(expand({**GRID, "method": "bn", "seed": 0}), Places(tmp_path), **options)
+        sweep(todo, places, again=True, **options)
+    assert sweep(todo, places) == cards, "what was there is not forgotten before it is known that it can be repeated"
 
 
 def test_the_table_has_a_column_for_every_axis_and_one_row_over_seeds(tmp_path: Path) -> None:

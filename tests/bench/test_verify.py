@@ -406,6 +406,16 @@ def test_verify_leaves_with_1_where_a_card_does_not_hold(card: dict[str, Any], t
     assert [verdict["holds"] for verdict in json.loads(both.stdout)] == [True, False]
 
 
+def test_a_card_whose_data_are_not_here_does_not_keep_others_from_being_verified(
+    card: dict[str, Any], tmp_path: Path
+) -> None:
+    lost = changed(card, "experiment", "data", value="tree:nowhere") | {"digest": "f" * 12}
+    write_cards(tmp_path / "cards.json", [lost, card])
+    done = CliRunner().invoke(cli.app, ["verify", str(tmp_path / "cards.json"), "--json", "--data", str(tmp_path)])
+    assert [verdict["holds"] for verdict in json.loads(done.stdout)] == [True]
+    assert done.exit_code != 0 and f"{'f' * 12} in {tmp_path / 'cards.json'}" in done.stderr
+
+
 def test_a_broken_card_does_not_keep_others_from_being_verified(card: dict[str, Any], tmp_path: Path) -> None:
     for name, text in (("a", "{"), ("b", json.dumps(card)), ("c", json.dumps({**card, "card_version": 99}))):
         (tmp_path / name).mkdir()

@@ -75,6 +75,13 @@ def test_options_that_exclude_each_other_are_refused_before_anything_is_written(
         make.make("tree:mine.zip", root / "out", root)
 
 
+def test_pictures_that_would_share_a_file_are_named(root: Path, pack: Callable[..., Path]) -> None:
+    pack(root / "twins.zip", {f"{kind}/0.{form}": b"" for kind in ("cat", "dog") for form in ("jpg", "png")})
+    with pytest.raises(errors.DataError, match=r"cat/0\.jpg and .*cat/0\.png would both be written as cat/0"):
+        make.make("tree:twins.zip", root / "out", root, corruptions=["fog"], form="png")
+    assert not (root / "out").exists()
+
+
 def test_a_full_disk_is_named_and_leaves_nothing_behind(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, *rest: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))

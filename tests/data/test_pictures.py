@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from PIL import Image
 from torchvision import transforms
 
 from wise_atta import errors
-from wise_atta.data.pictures import decode, fit
+from wise_atta.data import open_dataset
+from wise_atta.data.pictures import SUFFIXES, decode, fit
 
 
 def encoded(picture: Image.Image, form: str) -> bytes:
@@ -58,6 +60,19 @@ def test_other_kinds_of_pixels_become_rgb_as_pillow_converts_them(mode: str) -> 
     got = decode(encoded(picture, "PNG"), "a")
     assert got.mode == "RGB"
     assert np.array_equal(np.asarray(got), np.asarray(picture.convert("RGB")))
+
+
+def test_every_picture_that_pillow_knows_by_a_common_ending_is_read(tmp_path: Path) -> None:
+    known = Image.registered_extensions()
+    here = [suffix for suffix in SUFFIXES if known.get(suffix) in Image.SAVE and known[suffix] in Image.OPEN]
+    assert {".gif", ".pgm", ".jfif", ".jpe", ".jpg"} <= {*here}
+    for number, suffix in enumerate(here):
+        (tmp_path / "mine" / "cat").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "mine" / "cat" / f"{number}{suffix}").write_bytes(encoded(colours(), known[suffix]))
+    place = next(open_dataset("tree:mine", tmp_path).all_places())
+    assert len(place) == len(here)
+    for index in range(len(place)):
+        assert place.load(index, resize=None, crop=None, interpolation="bilinear").shape == (20, 24, 3)
 
 
 def test_a_cmyk_jpeg_becomes_rgb() -> None:

@@ -178,7 +178,7 @@ def html(runs: Sequence[Run], problems: Sequence[str] = (), *, replicates: int =
     body = [f"<h1>{len(runs)} run{'s' * (len(runs) != 1)}{several}</h1>", _problems(problems)]
     for place, some in enumerate(groups.values()):
         body.append(_group(some, place, charts, replicates))
-    facts = json.dumps(charts.data, separators=(",", ":")).replace("</", "<\\/")
+    facts = json.dumps(charts.data, separators=(",", ":")).replace("<", "\\u003c")
     body.append(f'<div id="tip"></div><script type="application/json" id="data">{facts}</script>')
     return page("wise-atta report", "".join(body), STYLE, SCRIPT)
 

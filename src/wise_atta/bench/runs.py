@@ -258,7 +258,7 @@ def bundle(paths: Sequence[Path], out: Path, *, queries: bool = True) -> Found:
     queries
         Whether the questions go in as well; `value` and `compare` do without them.
     """
-    if out.exists() and not zipfile.is_zipfile(out):
+    if out.exists() and not _is_bundle(out):
         raise errors.DataError(f"{out} is there and no bundle, so it is not written over: choose another name")
     read = find(paths)
     found = Found(tuple(distinct(read.runs)), read.problems)
@@ -287,6 +287,13 @@ def change_bundle(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     for one in content["runs"]:
         change(one["card"])
     _write_bundle(path, json.dumps(content).encode(), *rest)
+
+
+def _is_bundle(path: Path) -> bool:
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as file:
+        return _INSIDE[0] in file.namelist()
 
 
 def _write_bundle(path: Path, *parts: bytes) -> None:

@@ -212,7 +212,11 @@ def verify_command(
             problems.append(str(error))
             continue
         for card in cards:
-            verdicts.append(verify(card, data=data, weights=weights, shelf=shelf))
+            try:
+                verdicts.append(verify(card, data=data, weights=weights, shelf=shelf))
+            except errors.WiseAttaError as error:
+                problems.append(f"{card['digest']} in {file}: {error}")
+                continue
             if not as_json:
                 typer.echo(str(verdicts[-1]))
     if as_json:

@@ -14,7 +14,7 @@ from wise_atta.bench import engines
 from wise_atta.bench.engines import Engine, Job
 from wise_atta.bench.experiment import Experiment, below
 from wise_atta.bench.record import forget, read_json
-from wise_atta.bench.run import finished
+from wise_atta.bench.run import finished, pick_device
 from wise_atta.bench.table import markdown, rows
 
 # Called when a run is over: its experiment, and its card or what went wrong.
@@ -96,6 +96,7 @@ def sweep(
         raise errors.BadConfig("the grid holds no run")
     if jobs < 1:
         raise errors.BadConfig(f"jobs={jobs}: at least one run at a time")
+    _check(engine, devices, address)
     # The same run asked for twice is run once.
     todo = list({experiment.digest: experiment for experiment in experiments}.values())
     work = [
@@ -120,6 +121,16 @@ def sweep(
     return [cards[experiment.digest] for experiment in experiments if experiment.digest in cards]
 
 
+def _check(engine: str | None, devices: Sequence[str] | None, address: str | None) -> None:
+    """Before `again` forgets finished runs."""
+    if engine not in (None, *get_args(Engine)):
+        raise errors.unknown("engine", str(engine), get_args(Engine))
+    if address is not None and engine != "ray":
+        raise errors.BadConfig(f"address={address!r} is that of a cluster: say engine='ray' as well")
+    for device in devices or ():
+        pick_device(device)
+
+
 def _over(job: Job, again: bool) -> engines.Result | None:
     """The card of a run that is finished, or why its folder cannot be used; None: it is still to be run."""
     try:
@@ -138,10 +149,6 @@ def _each(
     address: str | None,
     fresh: bool,
 ) -> Iterator[tuple[Job, engines.Result]]:
-    if engine not in (None, *get_args(Engine)):
-        raise errors.unknown("engine", str(engine), get_args(Engine))
-    if address is not None and engine != "ray":
-        raise errors.BadConfig(f"address={address!r} is that of a cluster: say engine='ray' as well")
     if not work:
         return iter(())
     if engine == "ray":

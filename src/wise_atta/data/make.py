@@ -67,6 +67,8 @@ def make(
         for severity in severities
     }
     first = streams[domains[0], severities[0]]
+    if form != "npy":
+        _check_names(first)
     card = {
         "spec": {**first.spec.to_dict(), "domains": list(domains), "severity": list(severities)},
         "form": form,
@@ -139,6 +141,17 @@ def _write_files(folder: Path, names: Sequence[str], rows: Pixels, form: str) ->
         path = folder / f"{name}.{form}"
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels).save(path, quality=_JPEG_QUALITY)
+
+
+def _check_names(stream: PictureStream) -> None:
+    """Refuse two pictures that would be written to one file."""
+    taken: dict[str, int] = {}
+    for index in map(int, stream.plan.index):
+        name = _file(stream, index)
+        if name in taken:
+            both = f"{stream.places[0].where(taken[name])} and {stream.places[0].where(index)}"
+            raise errors.DataError(f"{both} would both be written as {name}: rename one, or choose npy")
+        taken[name] = index
 
 
 def _file(stream: PictureStream, index: int) -> str:
