@@ -113,6 +113,12 @@ def test_a_flag_for_a_whole_field_wins_over_parts_of_it_in_the_file() -> None:
     assert card["experiment"]["options"] == {"momentum": 0.0}
 
 
+def test_an_option_can_be_set_to_nothing() -> None:
+    Path("one.yaml").write_text("method: wise\noptions: {head_lr: 0.5}\n")
+    card = json.loads(call("run", "one.yaml", *FAST, "-o", "head_lr=null", "--json", "--out", "here"))
+    assert card["experiment"]["options"] == {"head_lr": None}
+
+
 def test_a_folder_is_named_as_it_is_called() -> None:
     assert "here/[/b]/card.json" in call("run", *FAST, "--method", "bn", "--out", "here/[/b]")
 
