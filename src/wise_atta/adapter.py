@@ -256,7 +256,7 @@ class Adapter:
         self._drop_graph()
         # It is certain that nothing but the batch itself will be learned, if it is.
         alone = most == 0 and (self._desk is None or self._desk.clear)
-        forward = self.classifier.forward(batch.inputs, grad=graph, keep=not alone)
+        forward = self.classifier.forward(batch.inputs, grad=graph, keep=not alone or self.update.needs_statistics)
         logits = forward.logits.detach()
         number = self._number + 1
         view = self._view(number, forward)

@@ -21,7 +21,7 @@ from torch.torch_version import TorchVersion
 from wise_atta import Adapter, adapt, errors, who
 from wise_atta.fast import straight
 from wise_atta.graphs import Graphs
-from wise_atta.how import Entropy, Labels
+from wise_atta.how import Entropy, Labels, LikelihoodRatio
 from wise_atta.model import Classifier, Forward, Version
 from wise_atta.when import BudgetPaced
 
@@ -121,6 +121,20 @@ def test_frozen_tensors_are_converted_once_for_all_replicas() -> None:
     first, second = classifier._new_replica(), classifier._new_replica()
     pairs = zip(first.module.named_parameters(), second.module.named_parameters(), strict=True)
     assert all(a.data_ptr() == b.data_ptr() for (name, a), (_, b) in pairs if name not in classifier.layout.shapes)
+
+
+@pytest.mark.parametrize("method", ["roid", "wise"])
+def test_one_kept_sample_is_normalised_by_its_batch_where_nothing_will_be_asked(method: str) -> None:
+    found = []
+    for options in ({}, {"precision": "fp32"}, {"channels_last": True}):
+        seen = LikelihoodRatio(augment=lambda inputs, generator: inputs + 0.1)
+        chosen = {"objective": seen} if method == "wise" else {"augment": seen.augment}
+        adapter, losses = make(method, "tabular", **chosen, **options), []
+        adapter.on_step(lambda step, losses=losses: losses.append(dict(step.losses)))
+        play(adapter, 4, "tabular", n=2)
+        found.append(losses)
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
 
 
 # -- the slope ---------------------------------------------------------------------------------------------------------

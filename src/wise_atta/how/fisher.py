@@ -75,6 +75,7 @@ class SourcePenalty(Objective):
         if weight < 0 or samples < 1:
             raise errors.BadConfig(f"weight must be at least 0 and samples at least 1, not {weight} and {samples}")
         self.objective = objective
+        self.needs_statistics = objective.needs_statistics
         self.source = check_source(source)
         self.weight = weight
         self.samples = samples

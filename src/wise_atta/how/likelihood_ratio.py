@@ -57,6 +57,7 @@ class LikelihoodRatio(Objective):
         self.temperature = temperature
         self.mean = Average(mean_momentum)
         self.consistency = consistency
+        self.needs_statistics = consistency
         self.augment = Augment(padding="reflect", blur=None, noise=0.0) if augment is None else augment
         self.seed = seed
         self._batches = 0

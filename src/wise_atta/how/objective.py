@@ -89,7 +89,15 @@ class _Sloped(torch.autograd.Function):
 
 
 class Objective:
-    """A loss of an unlabelled batch. None means that nothing in the batch is worth a step."""
+    """A loss of an unlabelled batch. None means that nothing in the batch is worth a step.
+
+    Attributes
+    ----------
+    needs_statistics
+        Whether it wants the statistics that the forward normalised with.
+    """
+
+    needs_statistics: bool = False
 
     def __call__(self, model: Classifier, forward: Forward, labels: Labels) -> Tensor | None:
         raise NotImplementedError

@@ -46,6 +46,11 @@ class Update:
     moves_anchor: bool = False
     teacher_cost: int | None = None
 
+    @property
+    def needs_statistics(self) -> bool:
+        """Whether `learn` wants the forward with the statistics that it normalised with."""
+        return self.objective is not None and self.objective.needs_statistics
+
     def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
         """Take charge of a classifier whose tensors are at the source."""
         if hasattr(self, "model"):
