@@ -21,9 +21,9 @@ from torch.torch_version import TorchVersion
 from wise_atta import Adapter, adapt, errors, who
 from wise_atta.fast import straight
 from wise_atta.graphs import Graphs
-from wise_atta.how import Entropy, Labels, LikelihoodRatio
+from wise_atta.how import Descend, Entropy, Labels, LikelihoodRatio
 from wise_atta.model import Classifier, Forward, Version
-from wise_atta.when import BudgetPaced
+from wise_atta.when import Always, BudgetPaced
 
 
 def make(method: str = "wise", kind: str = "batch-norm", **options: Any) -> Adapter:
@@ -141,7 +141,7 @@ def test_one_kept_sample_is_normalised_by_its_batch_where_nothing_will_be_asked(
 
 
 @pytest.mark.parametrize("below", [None, 0.4, 1e-9])
-@pytest.mark.parametrize("rows", [[], [0], [1, 3]])
+@pytest.mark.parametrize("rows", [[], [0], [1, 3], [0, 1, 2, 3, 4, 5]])
 def test_the_prepared_loss_has_the_value_and_the_gradient_of_the_plain_one(
     below: float | None, rows: list[int]
 ) -> None:
@@ -169,6 +169,28 @@ def test_the_slope_of_the_labels_is_the_gradient_of_their_loss() -> None:
     labels = Labels([4, 1], [2, 0], weights=[0.5, 2.0])
     (wanted,) = torch.autograd.grad(labels.loss(logits[labels.rows]), logits)
     torch.testing.assert_close(torch.stack(labels.slopes(logits)), wanted[labels.rows])
+
+
+@pytest.mark.parametrize("options", [{}, {"precision": "fp32"}])
+def test_where_only_labelled_samples_are_sure_norm_tensors_without_supervision_stay(options: dict[str, Any]) -> None:
+    adapter = make(policy="always", labels=3, ratio=3.0, supervise_norm=False, annotator=None, **options)
+    adapter.learn(adapter.predict(nets.batch(dtype=torch.float32)))
+    norm = adapter.classifier.layout.slices["norm"]
+    before = adapter.classifier.live.flat[norm].clone()
+    out = adapter.predict(nets.batch(number=2, n=3, dtype=torch.float32))
+    step = adapter.learn(out, {query.id: 0 for query in out.queries})
+    assert set(step.losses) == {"sup"}
+    assert torch.equal(adapter.classifier.live.flat[norm], before)
+
+
+def test_a_rule_that_uses_no_labels_leaves_labelled_samples_out_the_fast_way_too() -> None:
+    found = []
+    for options in ({}, {"precision": "fp32"}):
+        update = Descend(Entropy(below=0.9), lr=0.1)
+        classifier = Classifier(nets.make(dtype=torch.float32), adapt=update.adapts, **options)
+        found.append(Adapter(classifier, update, policy=Always(2), labels=2, annotator=who.Oracle(nets.truth)))
+    torch.testing.assert_close(play(found[1], 6, n=4), play(found[0], 6, n=4))
+    assert moved(found[0]) > 1e-3 and distance(*found) < 1e-5
 
 
 @pytest.mark.parametrize("train_head", ["full", "bias", "none"])

@@ -75,6 +75,14 @@ def test_a_label_in_a_batch_without_a_sure_sample_is_learned_alone() -> None:
     assert not torch.equal(adapter.classifier.live.flat, adapter.classifier.source_flat())
 
 
+@pytest.mark.parametrize("options", [{}, {"channels_last": True}])
+def test_labels_of_the_only_sure_samples_are_learned_alone(options: dict[str, bool]) -> None:
+    adapter = active.adapt("eatta", below=2.0, labels=2, ratio=2, **options)
+    ((_, step),) = active.steps(adapter, small.batches(1, n=2))
+    assert set(step.losses) == {"sup"} and adapter.update.weights.value is None
+    assert not torch.equal(adapter.classifier.live.flat, adapter.classifier.source_flat())
+
+
 def test_nothing_sure_and_nothing_asked_is_no_step_and_counted() -> None:
     adapter = active.adapt("eatta", below=1e-9, policy="never")
     done = active.steps(adapter, small.batches(2))

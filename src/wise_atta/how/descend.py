@@ -66,10 +66,10 @@ class Descend(Update):
         loss: Tensor | None
         gradients: Gradients
         if isinstance(prepared, Prepared):
-            if prepared.empty:
+            if prepared.empty(labels):
                 return skipped()
-            gradients = forward.early or self._by_slope(forward, prepared)
-            loss = prepared.value()
+            gradients = forward.early or self._by_slope(forward, prepared, labels)
+            loss = prepared.value(labels)
         else:
             loss = self.objective(self.model, forward, labels)
             if loss is None:
@@ -80,8 +80,8 @@ class Descend(Update):
             self.optimizer.move(self.optimizer.flat.lerp(self._source, self.pull))
         return {"loss": loss.detach()}
 
-    def _by_slope(self, forward: Forward, prepared: Prepared) -> Gradients:
-        return self.model.pull(forward, prepared.slope(), ["adapted"])
+    def _by_slope(self, forward: Forward, prepared: Prepared, labels: Labels | None = None) -> Gradients:
+        return self.model.pull(forward, prepared.slope(labels=labels), ["adapted"])
 
     def __repr__(self) -> str:
         parts = f"{self.objective!r}, adapt={self.adapts['adapted']!r}, lr={self.lr}, optimizer={self.kind!r}"

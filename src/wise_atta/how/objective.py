@@ -36,10 +36,10 @@ class Prepared:
         self.each, self.keep, self.rise, self.with_labelled = each, keep, rise, with_labelled
         self.kept: Sequence[float] | None = None
 
-    @property
-    def empty(self) -> bool:
-        """Whether it is known that no sample is kept."""
-        return self.kept is not None and not any(self.kept)
+    def empty(self, labels: Labels | None = None) -> bool:
+        """Whether it is known that the mean is over no sample."""
+        rows = self._left_out(labels)
+        return self.kept is not None and not any(kept for row, kept in enumerate(self.kept) if row not in rows)
 
     def slope(self, weight: float = 1.0, labels: Labels | None = None) -> Tensor:
         """weight·∂mean/∂logits, a tensor of the caller's own; zero where nothing is kept."""
@@ -58,8 +58,8 @@ class Prepared:
         return total / self._among(rows)
 
     def loss(self, forward: Forward, labels: Labels) -> Tensor | None:
-        """The mean as a part of the forward's graph; None if nothing was kept to begin with."""
-        if self.empty:
+        """The mean as a part of the forward's graph; None if nothing is kept."""
+        if self.empty(labels):
             return None
         value: Tensor = _Sloped.apply(forward.logits, self.value(labels), self.slope(labels=labels))
         return value

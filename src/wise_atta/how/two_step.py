@@ -157,13 +157,13 @@ class TwoStep(Update):
         """The same from the losses' slope in the logits: a device goes on at once, and values are for later."""
         gradients = forward.early or {}
         supervised = bool(labels) and self.supervise_norm
-        if not gradients and (supervised or not prepared.empty):
+        if not gradients and (supervised or not prepared.empty(labels)):
             slope = prepared.slope(self.lambda_ent, labels)
             if supervised:
                 for row, own in zip(labels.rows, labels.slopes(forward.logits), strict=True):
                     slope[row].add_(own, alpha=self.lambda_sup)
             gradients = self.model.pull(forward, slope, ["norm"])
-        losses = {} if prepared.empty else {"ent": prepared.value(labels)}
+        losses = {} if prepared.empty(labels) else {"ent": prepared.value(labels)}
         if not labels:
             return losses, gradients, forward.features
         logits, features = labels.outputs(self.model, forward)
