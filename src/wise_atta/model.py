@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import fnmatch
+import functools
 import threading
 import types
 import weakref
@@ -522,10 +523,15 @@ class Classifier:
             raise errors.BadConfig(f"adapted tensors must share one dtype and device, found {sorted(map(str, kinds))}")
         return Layout.of(chosen, {name: parameters[name].shape for name in taken})
 
-    @property
+    @functools.cached_property
     def head_is_linear(self) -> bool:
-        """Whether the logits are W·f + b of the features as they are, for all classes."""
-        return type(self.model.get_submodule(self.head_name)) is nn.Linear and self.classes is None
+        """Whether the logits are W·f + b of the features as they are, for all classes, with W and b the head's own."""
+        head = self.model.get_submodule(self.head_name)
+        plain = type(head) is nn.Linear and "forward" not in vars(head) and self.classes is None
+        # A hook may change anything: weight_norm and spectral_norm make W anew in one.
+        hooks = head._forward_pre_hooks, head._forward_hooks, head._backward_pre_hooks, head._backward_hooks
+        own = {f"{self.head_name}.weight", f"{self.head_name}.bias"}
+        return plain and not any(hooks) and own.issuperset(self.select("head"))
 
     @property
     def outputs(self) -> int | None:

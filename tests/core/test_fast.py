@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
@@ -202,6 +203,39 @@ def test_the_head_learns_the_same_in_closed_form(train_head: str) -> None:
     assert moved(plain) > 1e-3 and distance(plain, fast) < 1e-5
     heads = [name for name in plain.classifier.layout.shapes if name.startswith(plain.classifier.head_name)]
     assert len(heads) == {"full": 2, "bias": 1, "none": 0}[train_head]
+
+
+def _tied(head: nn.Linear) -> nn.Module:
+    body = nn.Linear(8, nets.CLASSES)
+    body.weight = head.weight
+    return nn.Sequential(body, nn.Linear(nets.CLASSES, 8), nn.LayerNorm(8), head)
+
+
+def _hooked(head: nn.Linear) -> nn.Module:
+    head.register_forward_hook(lambda module, args, output: 3 * output)
+    return nn.Sequential(nn.LayerNorm(8), head)
+
+
+HEADS: dict[str, Callable[[nn.Linear], nn.Module]] = {
+    "tied": _tied,
+    "hooked": _hooked,
+    "weight_norm": lambda head: nn.Sequential(nn.LayerNorm(8), nn.utils.weight_norm(head)),
+    "spectral_norm": lambda head: nn.Sequential(nn.LayerNorm(8), nn.utils.spectral_norm(head)),
+    "parametrized": lambda head: nn.Sequential(nn.LayerNorm(8), nn.utils.parametrizations.weight_norm(head)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("build", HEADS.values(), ids=list(HEADS))
+def test_a_head_that_is_more_than_a_product_learns_the_same(build: Callable[[nn.Linear], nn.Module]) -> None:
+    torch.manual_seed(0)
+    net = build(nn.Linear(8, nets.CLASSES)).eval()
+    found = [adapt(net, "wise", policy="always", lr=0.1, entropy="all", **fast) for fast in ({}, {"precision": "fp32"})]
+    for adapter in found:
+        for x in torch.randn(3, 6, 8, generator=torch.Generator().manual_seed(0)):
+            out = adapter.predict(x)
+            adapter.learn(out, {query.id: nets.truth(query) for query in out.queries})
+    assert moved(found[0]) > 1e-2 and distance(*found) < 1e-5
 
 
 @pytest.mark.parametrize("training", [True, False])
