@@ -59,6 +59,45 @@ def test_after_fifty_steps_the_fast_sums_agree_with_the_plain_ones(method: str) 
     assert plain.counts == fast.counts
 
 
+LABELLED = {
+    "simatta": {"e_l": 1.0, "e_h": 0.5, "steps": 2, "labels": 1, "ratio": 0.5},
+    "hiltta": {"labels": 1, "ratio": 0.5},
+    "cema": {"queue": 2, "replayed": 3, "alone": 3, "ready": 2, "below": 2.0, "epsilon": 0.9},
+    "eatta": {"lr": 0.01, "labels": 2, "ratio": 1.0},
+    "wise": {"lr": 0.01, "labels": 2, "ratio": 1.0, "policy": "uniform"},
+}
+UNLABELLED = {name: {"lr": 0.01, **METHODS[name]} for name in ("tent", "eta", "roid")}
+
+
+def learned(method: str, kind: str, sizes: list[int], late: int, **fast: Any) -> tuple[list[Tensor], list[Any]]:
+    """Outputs, and which losses each batch brought and which labels it learned; refused sizes are left out."""
+    options = {**(LABELLED | UNLABELLED)[method], **fast}
+    if method == "cema":
+        options["teacher"] = nets.make(kind, dtype=torch.float32, seed=5)
+    elif method in LABELLED:
+        options["annotator"] = who.Delayed(who.Oracle(nets.truth), who.Between(0, late))
+    adapter = adapt(nets.make(kind, dtype=torch.float32), method, **options)
+    outputs, steps = [], []
+    adapter.on_step(lambda step: steps.append((step.number, set(step.losses), step.learned)))
+    for number, n in enumerate(sizes):
+        with contextlib.suppress(errors.SingleSample):
+            outputs.append(adapter.step(nets.batch(kind, number, n, torch.float32)).logits)
+    return outputs, steps
+
+
+@pytest.mark.parametrize("kind", ["batch-norm", "tokens"])
+@pytest.mark.parametrize("method", [*LABELLED, *UNLABELLED])
+def test_batches_of_any_size_are_learned_the_same_way_fast_and_plain(method: str, kind: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    for late in (0, 2) if method in LABELLED else (0,):
+        sizes = [4, *torch.randint(1, 7, (12,), generator=draw).tolist()]
+        outputs, steps = learned(method, kind, sizes, late)
+        for fast in ({"precision": "fp32"}, {"channels_last": True}):
+            quick, done = learned(method, kind, sizes, late, **fast)
+            assert done == steps
+            torch.testing.assert_close(quick, outputs, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("kind", list(nets.KINDS))
 @pytest.mark.parametrize("options", [{"channels_last": True}, {"checkpointing": ["norm"]}, {"precision": "bf16"}])
 def test_every_kind_of_net_runs_every_way(kind: str, options: dict[str, Any]) -> None:
