@@ -89,12 +89,19 @@ def test_what_the_caller_does_to_the_logits_is_not_learned(method: str) -> None:
     [
         ("wise", "head", 1),
         ("wise", "gradients", 2),
+        ("wise block", "forward", 1),
+        ("wise block", "gradients", 2),
+        ("wise published", "forward", 1),
+        ("wise published", "gradients", 2),
         ("sar", "forward", 1),
         ("sar", "gradients", 2),
         ("roid", "forward", 1),
         ("eatta", "gradients", 2),
         ("hiltta", "forward", 4),
+        ("hiltta", "forward", 10),
+        ("hiltta", "gradients", 2),
         ("simatta", "forward", 3),
+        ("simatta", "forward", 12),
         ("simatta", "gradients", 5),
     ],
 )
@@ -102,12 +109,15 @@ def test_a_batch_that_could_not_be_learned_leaves_no_trace_in_the_tensors_and_ca
     method: str, part: str, call: int, at_once: bool
 ) -> None:
     options = {} if method in ("tent", "sar", "roid") else {"ratio": 1.0, "policy": "uniform", "labels": 1}
+    method, _, rule = method.partition(" ")
+    options |= {"": {}, "block": {"block": "block"}, "published": {"rule": "published"}}[rule]
     adapter = adapt(nets.make(), method, statistics="batch", annotator=who.Oracle(nets.truth), **options)
     for number in range(1, 4):
         adapter.step(nets.batch(number=number))
     out, whole = adapter.predict(nets.batch(number=4)), getattr(adapter.classifier, part)
     answers = {query.id: nets.truth(query) for query in out.queries}
     before, calls = adapter.classifier.live.flat, 0
+    anchored = None if adapter.anchor is None else adapter.anchor.version.flat
 
     def fail(*args: Any, **options: Any) -> Any:
         nonlocal calls
@@ -121,6 +131,7 @@ def test_a_batch_that_could_not_be_learned_leaves_no_trace_in_the_tensors_and_ca
         adapter.learn(out, answers)
     assert adapter.classifier.live.flat is before, "memory may have run out, so nothing new is made"
     assert torch.equal(adapter.update.optimizer.flat, before)
+    assert adapter.anchor is None or torch.equal(adapter.anchor.version.flat, anchored)
     setattr(adapter.classifier, part, whole)
     if not at_once:
         adapter.predict(nets.batch(number=5))

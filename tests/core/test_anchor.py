@@ -136,14 +136,14 @@ def test_the_anchor_follows_once_a_batch_even_where_nothing_is_learned() -> None
 
 def test_a_published_update_lets_the_anchor_follow_after_each_of_its_steps() -> None:
     adapter = asking(policy="paced", preset="authors", length=4, ratio=1.0)
-    versions = []
-    publish = adapter.classifier.publish
-    adapter.classifier.publish = lambda flat: (versions.append(flat.clone()), publish(flat))[1]  # type: ignore[method-assign]
+    optimizer, reached = adapter.update.optimizer, []
+    step = optimizer.step
+    optimizer.step = lambda *args, **options: (step(*args, **options), reached.append(optimizer.flat.clone()))[0]  # type: ignore[func-returns-value, method-assign]
     assert adapter.anchor is not None
     plain = adapter.anchor.state_dict()["flat"]
     play(adapter, 1)
-    assert len(versions) == 2
-    for flat in versions:
+    assert len(reached) == 2
+    for flat in reached:
         plain = 0.9 * plain + 0.1 * flat
     torch.testing.assert_close(adapter.anchor.state_dict()["flat"], plain, rtol=1e-12, atol=1e-12)
 

@@ -169,6 +169,23 @@ def test_a_step_that_is_not_published_is_seen_by_nobody() -> None:
     assert classifier.live is not live
 
 
+def test_the_gradient_of_a_step_that_failed_moves_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Classifier(nets.make(), adapt={"norm": "norm", "head": "head"})
+    optimizer = Optimizer(model, lr=0.1)
+    ones = {group: torch.ones_like(model.live.flat[where]) for group, where in model.layout.slices.items()}
+
+    def fail() -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optimizer._torch, "step", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            optimizer.step({"head": ones["head"]})
+    optimizer.step({"norm": ones["norm"]})
+    moved = model.live.flat != model.source_flat()
+    assert moved[model.layout.slices["norm"]].any() and not moved[model.layout.slices["head"]].any()
+
+
 def test_reset_forgets_momentum_and_returns_to_the_source() -> None:
     classifier = two_groups()
     optimizer = Optimizer(classifier, lr=0.1)

@@ -23,10 +23,11 @@ class Anchors(Replay):
 
     features: Tensor | None = None
 
-    def measure(self, model: Classifier, chunk: int) -> None:
+    def measure(self, model: Classifier, version: Version, chunk: int) -> None:
         """Take the features anew, `chunk` samples a forward."""
         parts = [self.kept[i : i + chunk] for i in range(0, len(self.kept), chunk)]
-        found = [model.forward(stack([kept.inputs for kept in part], model.device)).features for part in parts]
+        batches = (stack([kept.inputs for kept in part], model.device) for part in parts)
+        found = [model.forward(inputs, version=version).features for inputs in batches]
         self.features = torch.cat([features.flatten(1).cpu() for features in found]) if found else None
 
     def reset(self) -> None:
@@ -98,12 +99,12 @@ class Anchored(Update):
         return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=False)
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        kept = list(self.pseudo.kept), list(self.queried.kept)
+        kept, features = (list(self.pseudo.kept), list(self.queried.kept)), self.queried.features
         try:
             return self._learn(forward, labels)
         except BaseException:
             # The selector expects features of every anchor, and a batch that is learned again brings them again.
-            self.pseudo.kept, self.queried.kept = kept
+            (self.pseudo.kept, self.queried.kept), self.queried.features = kept, features
             raise
 
     def _learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
@@ -118,13 +119,13 @@ class Anchored(Update):
             counter = self._batches * self.steps + step
             pseudo, queried = (buffer.sample(self.batch, counter) for buffer in (self.pseudo, self.queried))
             # The optimizer's own values serve the forward: they change only once the graph has been used.
-            version = Version(self.optimizer.rounded, model.layout)
+            version = self.optimizer.unseen
             inputs = stack([kept.inputs for kept in (*pseudo, *queried)], model.device)
             logits = model.forward(inputs, version=version, grad=True).logits
             loss = (1 - alpha) * _loss(logits[: len(pseudo)], pseudo) + alpha * _loss(logits[len(pseudo) :], queried)
-            last = step == self.steps - 1
-            self.optimizer.step(model.gradients(loss, version, ["adapted"]), publish=last)
-        self.queried.measure(model, chunk=self.batch)
+            self.optimizer.step(model.gradients(loss, version, ["adapted"]), publish=False)
+        self.queried.measure(model, self.optimizer.unseen, chunk=self.batch)
+        self.optimizer.publish()
         self._batches += 1
         return {"loss": loss.detach(), "alpha": torch.tensor(alpha)}
 

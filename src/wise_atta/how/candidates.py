@@ -92,10 +92,11 @@ class Candidates(Update):
             if labels:
                 self.scores.follow(self._score(forward, labels, line))
             best = 0 if self.scores.value is None else int(self.scores.value.argmin())
-            self.optimizer.move(line.at(self.rates[best], self.optimizer.flat, where))
+            # Where the supervised step follows, both are published together.
+            self.optimizer.move(line.at(self.rates[best], self.optimizer.flat, where), publish=not labels)
             losses |= {"loss": loss.detach(), "rate": torch.tensor(self.rates[best])}
         if labels:
-            again = model.forward(forward.inputs, grad=True)
+            again = model.forward(forward.inputs, version=self.optimizer.unseen, grad=True)
             supervised = labels.loss(labels.outputs(model, again)[0])
             self.supervised.step(model.gradients(supervised, again.version, ["norm", "rest"]))
             losses["sup"] = supervised.detach()

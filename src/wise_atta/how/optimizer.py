@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wise_atta import errors, signals
-from wise_atta.model import Classifier, Gradients, wide
+from wise_atta.model import Classifier, Gradients, Version, wide
 
 Kind: TypeAlias = Literal["sgd", "adam"]
 
@@ -71,25 +71,31 @@ class Optimizer:
         """Take one step on the named groups and publish the result. Groups that are not named stay as they are.
 
         A gradient with NaN or Inf is taken as zero: one bad batch must not destroy the adapted tensors. With
-        `publish=False` the step is seen by nobody until `move` has completed it.
+        `publish=False` the step is seen by nobody until another, `move` or `publish` has completed it.
         """
-        layout = self.model.layout
-        with torch.no_grad():
-            for group, grads in gradients.items():
-                if isinstance(grads, Tensor):
-                    part = grads.to(self._flat.dtype)
-                elif grads:
-                    torch._foreach_copy_([self._gradient_views[name] for name in layout.groups[group]], list(grads))
-                    part = self._gradient[layout.slices[group]]
-                else:
-                    continue
-                self._parts[group].grad = torch.where(signals.all_finite(part), part, 0.0)
-            for settings in self._torch.param_groups:
-                settings["lr"] = self.lr if lr is None else lr
-            self._torch.step()
+        for settings in self._torch.param_groups:
+            settings["lr"] = self.lr if lr is None else lr
+        try:
+            with torch.no_grad():
+                self._take(gradients)
+                self._torch.step()
+        finally:
+            # Also where it fails: a gradient that is left behind would move its group in the next step of others.
             self._torch.zero_grad(set_to_none=True)
         if publish:
-            self._publish()
+            self.publish()
+
+    def _take(self, gradients: Gradients) -> None:
+        layout = self.model.layout
+        for group, grads in gradients.items():
+            if isinstance(grads, Tensor):
+                part = grads.to(self._flat.dtype)
+            elif grads:
+                torch._foreach_copy_([self._gradient_views[name] for name in layout.groups[group]], list(grads))
+                part = self._gradient[layout.slices[group]]
+            else:
+                continue
+            self._parts[group].grad = torch.where(signals.all_finite(part), part, 0.0)
 
     @property
     def flat(self) -> Tensor:
@@ -101,11 +107,21 @@ class Optimizer:
         """The current values as the network takes them; the very same tensor where nothing is to be rounded."""
         return self._flat.to(self.model.live.flat.dtype)
 
-    def move(self, flat: Tensor) -> None:
+    @property
+    def unseen(self) -> Version:
+        """The current values, published or not, to run a forward with: its graph must be used before the next step."""
+        return Version(self.rounded, self.model.layout)
+
+    def move(self, flat: Tensor, *, publish: bool = True) -> None:
         """Put the adapted tensors somewhere else (a restore, an average) and publish; momenta stay."""
         with torch.no_grad():
             self._flat.copy_(flat)
-        self._publish()
+        if publish:
+            self.publish()
+
+    def publish(self) -> None:
+        """Let everybody see the current values."""
+        self.model.publish(self._flat.to(self.model.live.flat.dtype, copy=True))
 
     def retract(self) -> None:
         """Take back steps that were not published; momenta stay. Makes nothing new: memory may have run out."""
@@ -121,9 +137,6 @@ class Optimizer:
         """Drop momenta and other running quantities of the optimizer."""
         self._torch.state.clear()
         self._torch.load_state_dict(self._fresh)
-
-    def _publish(self) -> None:
-        self.model.publish(self._flat.to(self.model.live.flat.dtype, copy=True))
 
     def state_dict(self) -> dict[str, Any]:
         state = self._torch.state_dict()["state"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -14,7 +14,7 @@ from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective, Prepared
 from wise_atta.how.optimizer import Optimizer, check_rate
 from wise_atta.how.update import Update, skipped
-from wise_atta.model import Classifier, Forward, Gradients, Spec
+from wise_atta.model import Classifier, Forward, Gradients, Spec, Version
 
 Head: TypeAlias = Literal["full", "bias", "none"]
 _HEADS: dict[str, Spec] = {"full": "head", "bias": "head.bias"}
@@ -126,8 +126,9 @@ class TwoStep(Update):
                     head_loss = self.lambda_head * labels.loss(model.head(features.detach()))
                 by_head = model.gradients(head_loss, model.live, ["second"], head=True)
         if by_norm:
-            # Where the head follows at once, both are published together: nobody sees half of an update.
-            self.optimizer.step(by_norm, publish=not by_head)
+            # Where a second step follows, both are published together: nobody sees half of an update, nor is half of
+            # it learned again where the second fails.
+            self.optimizer.step(by_norm, publish=not by_head and self.block is None)
         if by_head:
             self.optimizer.step(by_head, lr=self.head_lr)
         elif self.block is not None:
@@ -182,7 +183,7 @@ class TwoStep(Update):
 
     def _step_of_block(self, forward: Forward, labels: Labels) -> None:
         model = self.model
-        again = model.forward(forward.inputs, grad=True, beside=forward)
+        again = model.forward(forward.inputs, version=self.optimizer.unseen, grad=True, beside=forward)
         loss = self.lambda_head * labels.loss(labels.outputs(model, again)[0])
         gradients = model.gradients(loss, again.version, ["norm", "second"])
         # Norm tensors outside the block share a group with those inside: a gradient of zero leaves them where they are.
@@ -286,7 +287,7 @@ class PublishedTwoStep(Update):
         if not labels:
             if loss_ent is None:
                 return skipped()
-            self._step(self.unlabelled * loss_ent, forward, ["norm", *self._head], self.second_lr)
+            self._finish([self._step(self.unlabelled * loss_ent, forward, ["norm", *self._head], self.second_lr)])
             return losses
         loss_sup = labels.loss(labels.outputs(model, forward)[0])
         losses["sup"] = loss_sup.detach()
@@ -295,17 +296,27 @@ class PublishedTwoStep(Update):
         if self.sup and self.supervise_norm:
             first.append(self.sup * loss_sup)
             second = ["norm", *second]
+        reached = []
         if first:
-            self._step(torch.stack(first).sum(), forward, ["norm"], self.lr)
+            reached.append(self._step(torch.stack(first).sum(), forward, ["norm"], self.lr))
         if second:
-            again = model.forward(forward.inputs, grad=True, beside=forward)
-            self._step(self.sup * labels.loss(labels.outputs(model, again)[0]), again, second, self.second_lr)
+            again = model.forward(forward.inputs, version=self.optimizer.unseen, grad=True, beside=forward)
+            loss_again = self.sup * labels.loss(labels.outputs(model, again)[0])
+            reached.append(self._step(loss_again, again, second, self.second_lr))
+        self._finish(reached)
         return losses
 
-    def _step(self, loss: Tensor, forward: Forward, groups: list[str], lr: float) -> None:
-        self.optimizer.step(self.model.gradients(loss, forward.version, groups), lr=lr)
+    def _step(self, loss: Tensor, forward: Forward, groups: list[str], lr: float) -> Version:
+        """A step that nobody sees yet, and where it led."""
+        self.optimizer.step(self.model.gradients(loss, forward.version, groups), lr=lr, publish=False)
+        return Version(self.optimizer.rounded.clone(), self.model.layout)
+
+    def _finish(self, reached: Sequence[Version]) -> None:
+        if reached:
+            self.optimizer.publish()
         if self.anchor is not None:
-            self.anchor.follow(self.model.live)
+            for version in reached:
+                self.anchor.follow(version)
 
     def __repr__(self) -> str:
         return (
