@@ -198,6 +198,20 @@ def test_a_second_collapse_without_a_good_state_between_leads_to_the_source() ->
     assert torch.equal(adapter.guard._good.update["flat"], adapter.classifier.source_flat())
 
 
+@pytest.mark.parametrize("statistics", ["ema", "renorm"])
+@pytest.mark.parametrize("calm", [2, 20])
+def test_statistics_that_a_faulty_sensor_spoiled_are_brought_back(statistics: Any, calm: int) -> None:
+    adapter = wa.adapt(net(), "bn", statistics=statistics, guard=wa.Guard(window=64, every=4))
+    stream, right = mixed(calm + 16, 0.5), []
+    for number, (x, y) in enumerate(stream):
+        faulty = calm <= number < calm + 3
+        out = adapter.predict(100 * x + 300 if faulty else x)
+        right.append((out.logits.argmax(1) == y).double().mean().item())
+        adapter.learn(out)
+    assert adapter.guard is not None and adapter.guard.trips >= 1
+    assert min(right[-4:]) > 0.9
+
+
 def test_anchor_and_statistics_come_back_with_the_tensors() -> None:
     adapter = wa.adapt(net(), "wise", statistics="ema", guard=wa.Guard(window=64, every=4))
     stream = mixed(20)

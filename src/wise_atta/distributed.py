@@ -244,13 +244,14 @@ class SharedClassifier(Classifier):
         *,
         version: Version | None = None,
         statistics: Statistics | Literal["source"] | None = None,
+        running: Tensor | Literal["now"] | None = "now",
         grad: bool = False,
         keep: bool = True,
         beside: Forward | None = None,
     ) -> Forward:
         """Run the network once: on this rank's share, or, where statistics are given, on inputs that all ranks have."""
         if statistics is None:
-            return self.forward_share(inputs, version=version, grad=grad, beside=beside)
+            return self.forward_share(inputs, version=version, running=running, grad=grad, beside=beside)
         alone = super().forward(inputs, version=version, statistics=statistics, grad=grad)
         # Every rank does the same, and gradients are summed: each counts for its part.
         logits = alone.logits.detach().lerp(alone.logits, 1 / self.ranks.size) if grad else alone.logits
@@ -262,13 +263,16 @@ class SharedClassifier(Classifier):
         *,
         version: Version | None = None,
         statistics: Literal["source"] | None = None,
+        running: Tensor | Literal["now"] | None = "now",
         grad: bool = False,
         beside: Forward | None = None,
     ) -> Forward:
         """Run the network on this rank's share; logits and features are those of the whole batch."""
         shares = self.shares(inputs)
         self._total = sum(shares)
-        part = super().forward(inputs, version=version, statistics=statistics, grad=grad, beside=beside)
+        part = super().forward(
+            inputs, version=version, statistics=statistics, running=running, grad=grad, beside=beside
+        )
         self._shares[leaves(part.inputs)[0]] = shares
         with torch.inference_mode(False), torch.set_grad_enabled(grad):
             logits: Tensor = _Gather.apply(part.logits, self.ranks, shares)

@@ -213,7 +213,7 @@ class Guard:
         if self._accused:
             return True
         own = view.logits.argmax(dim=1)
-        good = self.model.forward(inputs, version=self._version(self._good)).logits
+        good = self.model.forward(inputs, version=self._version(self._good), running=self._good.running).logits
         if _agreement(own, good) >= self.agree:
             return False
         source = self.model.forward(inputs, version=self.model.source(), statistics="source").logits

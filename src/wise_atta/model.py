@@ -593,6 +593,7 @@ class Classifier:
         *,
         version: Version | None = None,
         statistics: Statistics | Literal["source"] | None = None,
+        running: Tensor | Literal["now"] | None = "now",
         grad: bool = False,
         keep: bool = True,
         beside: Forward | None = None,
@@ -607,6 +608,8 @@ class Classifier:
             Which values the adapted tensors take; the live ones if not given.
         statistics
             What to normalise with instead of the classifier's own way: given statistics, or the source's.
+        running
+            The moving average of another moment, for the classifier's own way; None where there was none yet.
         grad
             Whether to keep the graph. Works inside the caller's `no_grad` and `inference_mode`.
         keep
@@ -615,17 +618,18 @@ class Classifier:
             An earlier forward of the very same inputs. What the first layer gave there is not computed again.
         """
         version = self.live if version is None else version
+        running = self.running if isinstance(running, str) else running
         self.work.forwards += 1
         self.work.gradient_forwards += grad
         with torch.inference_mode(False), torch.set_grad_enabled(grad), self._products():
             inputs = tree_map(_outside_inference_mode, inputs)
             if statistics is None and self._graphs is not None and self._head_checked:
-                replayed = self._replay(self._graphs, inputs, version, grad, beside)
+                replayed = self._replay(self._graphs, inputs, version, running, grad, beside)
                 if replayed is not None:
                     return replayed
             keep = keep or not self.quick or self._how.compile or self._graphs is not None
             first = beside.first if beside is not None and beside.inputs is inputs else None
-            done = self._run(inputs, version.tensors, statistics, self.running, keep, first)
+            done = self._run(inputs, version.tensors, statistics, running, keep, first)
         return Forward(inputs, done.logits, done.features, version, done.statistics, first=done.first)
 
     def _run(
@@ -663,9 +667,14 @@ class Classifier:
             return self._run(inputs, tensors, None, running, first=first)
 
     def _replay(
-        self, graphs: Graphs, inputs: Inputs, version: Version, grad: bool, beside: Forward | None
+        self,
+        graphs: Graphs,
+        inputs: Inputs,
+        version: Version,
+        running: Tensor | None,
+        grad: bool,
+        beside: Forward | None,
     ) -> Forward | None:
-        running = self.running
         same = beside.logits if beside is not None and beside.inputs is inputs else None
         found = graphs.run(inputs, version.whole if grad else version.flat, running, grad, same)
         if found is None:
