@@ -107,8 +107,8 @@ def gradients(
     }
 
 
-def two_groups() -> Classifier:
-    return Classifier(nets.make(), adapt={"norm": "norm", "head": "head"})
+def two_groups(dtype: torch.dtype = torch.float64) -> Classifier:
+    return Classifier(nets.make(dtype=dtype), adapt={"norm": "norm", "head": "head"})
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adam"])
@@ -169,21 +169,39 @@ def test_a_step_that_is_not_published_is_seen_by_nobody() -> None:
     assert classifier.live is not live
 
 
-def test_the_gradient_of_a_step_that_failed_moves_nothing_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Classifier(nets.make(), adapt={"norm": "norm", "head": "head"})
-    optimizer = Optimizer(model, lr=0.1)
-    ones = {group: torch.ones_like(model.live.flat[where]) for group, where in model.layout.slices.items()}
+def test_gradients_of_a_step_that_failed_are_none_of_the_next_one_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier = two_groups()
+    optimizer = Optimizer(classifier, lr=0.1)
+    before = classifier.live.flat
 
-    def fail() -> None:
+    def fail(*args: Any) -> None:
         raise torch.OutOfMemoryError
 
-    with monkeypatch.context() as patch:
-        patch.setattr(optimizer._torch, "step", fail)
-        with pytest.raises(torch.OutOfMemoryError):
-            optimizer.step({"head": ones["head"]})
-    optimizer.step({"norm": ones["norm"]})
-    moved = model.live.flat != model.source_flat()
-    assert moved[model.layout.slices["norm"]].any() and not moved[model.layout.slices["head"]].any()
+    with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
+        patch.setattr(torch.optim.SGD, "step", fail)
+        optimizer.step(gradients(classifier, 0, ("head",)))
+    optimizer.step(gradients(classifier, 1, ("norm",)))
+    norm, head = (classifier.layout.slices[group] for group in ("norm", "head"))
+    assert torch.equal(classifier.live.flat[head], before[head])
+    assert not torch.equal(classifier.live.flat[norm], before[norm])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_is_taken_back_are_the_steps_that_nobody_saw_and_no_others(dtype: torch.dtype) -> None:
+    classifier = two_groups(dtype)
+    optimizer = Optimizer(classifier, lr=1e-6)
+    second = Optimizer(classifier, lr=1e-6, share=optimizer)
+    for number in range(3):
+        optimizer.step(gradients(classifier, number))
+        second.step(gradients(classifier, number))
+    live, values = classifier.live, optimizer.flat.clone()
+    assert not torch.equal(values, classifier.source_flat().float())
+    optimizer.retract()
+    assert torch.equal(optimizer.flat, values)
+    optimizer.step(gradients(classifier, 3), publish=False)
+    second.step(gradients(classifier, 4), publish=False)
+    optimizer.retract()
+    assert torch.equal(optimizer.flat, values) and classifier.live is live
 
 
 def test_reset_forgets_momentum_and_returns_to_the_source() -> None:

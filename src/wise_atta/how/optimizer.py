@@ -50,6 +50,10 @@ class Optimizer:
         self.lr = lr
         self._shares = share is not None
         self._flat: Tensor = wide(model.source_flat()) if share is None else share._flat
+        # The values that were last published, where the network's own are rounded.
+        self._published: Tensor | None = None if share is None else share._published
+        if share is None and self._flat.dtype != model.live.flat.dtype:
+            self._published = self._flat.clone()
         layout = model.layout
         self._parts = {group: nn.Parameter(self._flat[where]) for group, where in layout.slices.items()}
         self._gradient = torch.zeros_like(self._flat)
@@ -122,11 +126,13 @@ class Optimizer:
     def publish(self) -> None:
         """Let everybody see the current values."""
         self.model.publish(self._flat.to(self.model.live.flat.dtype, copy=True))
+        if self._published is not None:
+            self._published.copy_(self._flat)
 
     def retract(self) -> None:
         """Take back steps that were not published; momenta stay. Makes nothing new: memory may have run out."""
         with torch.no_grad():
-            self._flat.copy_(self.model.live.flat)
+            self._flat.copy_(self.model.live.flat if self._published is None else self._published)
 
     def reset(self) -> None:
         """Back to the source, with no momentum."""
