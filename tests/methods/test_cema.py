@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from core.checks import same
 from methods import active, small
 from torch import Tensor, nn
 from torch.nn import functional
@@ -201,6 +202,23 @@ def test_reset_brings_the_teacher_back_too() -> None:
     adapter.reset()
     assert torch.equal(tutor.model.live.flat, tutor.model.source_flat()) and tutor.model.running is None
     assert len(adapter.update.replay) == 0 and adapter.classifier.running is None
+
+
+def test_a_teacher_stays_with_its_adapter_when_another_is_refused() -> None:
+    teacher = small.net(seed=5)
+    method, twin = (wa.methods.cema(teacher=teacher, draw=rotate, **SMALL) for _ in range(2))
+    with pytest.raises(wa.errors.BadConfig, match="classes"):
+        wa.adapt(nn.Sequential(nn.Flatten(), nn.LayerNorm(192), nn.Linear(192, 3)).double(), method)
+    first, other = (wa.adapt(small.net(), each) for each in (method, twin))
+    for number, x in enumerate(small.batches(4, n=16)):
+        first.step(x)
+        other.step(x)
+        if number == 1:
+            before = first.state_dict()
+            with pytest.raises(wa.errors.BadConfig, match="another adapter"):
+                wa.adapt(small.net(seed=3), method)
+            assert same(first.state_dict(), before)
+    assert same(first.state_dict(), other.state_dict())
 
 
 def test_neither_module_is_touched() -> None:

@@ -47,15 +47,18 @@ class Tutor:
 
     def start(self, student: Classifier) -> None:
         """Get ready to teach this student. What the teacher runs is counted as the student's work."""
+        if hasattr(self, "model"):
+            raise errors.BadConfig("this Tutor teaches for another adapter already: make one for each")
         teacher = self.teacher
-        self.model = teacher if isinstance(teacher, Classifier) else student.like(teacher, statistics="renorm")
+        model = teacher if isinstance(teacher, Classifier) else student.like(teacher, statistics="renorm")
         if isinstance(teacher, Classifier):
             theirs, own = (m.outputs if m.classes is None else len(m.classes) for m in (teacher, student))
         else:
-            theirs, own = self.model.outputs, student.outputs
+            theirs, own = model.outputs, student.outputs
         if None not in (theirs, own):
             _require_same(theirs, own)
-        self.model.work = student.work
+        model.work = student.work
+        self.model = model
         self.optimizer = Optimizer(self.model, lr=self.lr, momentum=self.momentum, nesterov=False)
 
     def adapt(self, inputs: Inputs) -> None:
