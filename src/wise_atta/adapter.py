@@ -134,6 +134,7 @@ class Adapter:
         Who watches for collapse and goes back to the last good state, if anybody.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         classifier: Classifier,
@@ -811,7 +812,7 @@ class Adapter:
         if self.anchor is not None and state["anchor"] is not None:
             self.anchor.load_state_dict(state["anchor"])
         running = state["running"]
-        self.classifier.running = None if running is None else running.to(self.classifier.device)
+        self.classifier.running = None if running is None else running.to(self.classifier.device, copy=True)
         self._number, self._age, self._frozen = state["number"], state["age"], state["frozen"]
         self.update.load_state_dict(state["update"])
         if self.guard is not None:

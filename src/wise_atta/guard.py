@@ -310,7 +310,9 @@ def _pack(snapshot: _Snapshot) -> dict[str, Any]:
 
 
 def _unpack(state: Mapping[str, Any], device: torch.device) -> _Snapshot:
-    anchor, running = (None if state[name] is None else state[name].to(device) for name in ("anchor", "running"))
-    return _Snapshot(
-        state["batch"], {name: tensor.to(device) for name, tensor in state["update"].items()}, anchor, running
-    )
+    def own(tensor: Tensor | None) -> Any:
+        # A copy: tensors that were saved in inference mode cannot be learned with.
+        return None if tensor is None else tensor.to(device, copy=True)
+
+    update = {name: own(tensor) for name, tensor in state["update"].items()}
+    return _Snapshot(state["batch"], update, own(state["anchor"]), own(state["running"]))

@@ -347,6 +347,7 @@ class Classifier:
         True finds the blocks; a list names them.
     """
 
+    @torch.inference_mode(False)
     def __init__(
         self,
         model: nn.Module,
@@ -903,7 +904,7 @@ class Classifier:
         if not replica.norms:
             yield None
         elif isinstance(given, Statistics):
-            pairs = self._pairs(given.values)
+            pairs = self._pairs(_outside_inference_mode(given.values))
             self._bind(replica, pairs, training=False)
             # Late samples are normalised as in the batch that asked: the kernel left unbiased variances there.
             rebias = None if given.batch is None else _Rebias(given.batch / count, [var for _, var in pairs])

@@ -155,6 +155,42 @@ def test_where_tensors_are_made_by_default_is_none_of_its_business(method: str) 
     assert torch.equal(*found)
 
 
+ACTIVE = {"ratio": 1.0, "policy": "uniform", "labels": 1}
+MADE_INSIDE: dict[str, dict[str, Any]] = {
+    "sar": {},
+    "roid": {},
+    "cotta": {"views": 2},
+    "wise": ACTIVE | {"entropy": "all"},
+    "eatta": ACTIVE,
+    "hiltta": ACTIVE,
+    "simatta": ACTIVE,
+    "cema": {"queue": 2, "below": 1.0, "epsilon": 1.0, "cost": 0},
+}
+
+
+@pytest.mark.parametrize("statistics", ["batch", "renorm"])
+@pytest.mark.parametrize("method", list(MADE_INSIDE))
+def test_it_can_be_made_saved_and_loaded_inside_inference_mode(method: str, statistics: Any) -> None:
+    net, teacher = nets.make(), nets.make(seed=5)
+    options = MADE_INSIDE[method] | ({"teacher": teacher} if method == "cema" else {})
+
+    def made() -> Adapter:
+        delayed = who.Delayed(who.Oracle(nets.truth), 1)
+        return adapt(net, method, statistics=statistics, guard=True, annotator=delayed, **options)
+
+    plain = made()
+    expected = [plain.step(nets.batch(number=number)).logits for number in range(1, 7)]
+    with torch.inference_mode():
+        adapter, another, third = made(), made(), made()
+    found = [adapter.step(nets.batch(number=number)).logits for number in range(1, 4)]
+    with torch.inference_mode():
+        state = adapter.state_dict()
+        another.load_state_dict(state)
+        third.load_state_dict(saved(state))
+    for each in (another, third):
+        assert same([*found, *(each.step(nets.batch(number=number)).logits for number in range(4, 7))], expected)
+
+
 @pytest.mark.parametrize("kind", list(nets.KINDS))
 @pytest.mark.parametrize("method", ["source", "bn", "tent", "wise"])
 def test_every_first_method_runs_on_every_kind_of_net(kind: str, method: str) -> None:

@@ -92,7 +92,8 @@ class Tutor:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
-        self.model.running = None if state["running"] is None else state["running"].to(self.model.device)
+        running = state["running"]
+        self.model.running = None if running is None else running.to(self.model.device, copy=True)
 
     def __repr__(self) -> str:
         return f"Tutor({type(self.teacher).__name__}, lr={self.lr}, below={self.below})"
