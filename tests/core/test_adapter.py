@@ -103,6 +103,7 @@ def test_what_the_caller_does_to_the_logits_is_not_learned(method: str) -> None:
         ("simatta", "forward", 3),
         ("simatta", "forward", 12),
         ("simatta", "gradients", 5),
+        ("simatta", "forward", 12),
     ],
 )
 def test_a_batch_that_could_not_be_learned_leaves_no_trace_in_the_tensors_and_can_be_learned_again(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from methods import active, small
+from torch import nn
 from torch.nn import functional
 
 import wise_atta as wa
@@ -94,6 +95,20 @@ def test_late_labels_become_anchors_too_with_the_weight_of_their_cluster() -> No
     assert [batch for batch, _ in adapter.update.queried.places] == [1, 1, 1, 2, 2, 2]
     weights = {(batch, row): weight for batch, row, weight in adapter.selector.state_dict()["weights"]}
     assert set(adapter.update.queried.places) <= set(weights) and max(weights.values()) > 1
+
+
+@pytest.mark.parametrize("statistics", ["batch", "renorm"])
+@pytest.mark.parametrize("labels", [1, 3])
+def test_an_anchor_that_is_left_over_has_features_where_one_sample_has_no_statistics(
+    statistics: str, labels: int
+) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    adapter = wa.adapt(net, "simatta", statistics=statistics, ratio=float(labels), labels=labels, batch=2, e_h=0.0)
+    for number in range(1, 4):
+        out = adapter.predict(torch.randn(8, 4, generator=torch.Generator().manual_seed(number)))
+        adapter.learn(out, {query.id: query.index % 3 for query in out.queries})
+        features = adapter.update.queried.features
+        assert len(features) == len(adapter.update.queried) == labels * number and features.isfinite().all()
 
 
 def test_an_answer_weighs_as_it_says() -> None:

@@ -15,7 +15,7 @@ from wise_atta.how.optimizer import Optimizer
 from wise_atta.how.replay import Draw, Kept, Replay, stack
 from wise_atta.how.update import Update, skipped
 from wise_atta.model import Classifier, Forward, Spec, Version
-from wise_atta.stream import tree_map
+from wise_atta.stream import Inputs, tree_map
 
 
 class Anchors(Replay):
@@ -25,9 +25,8 @@ class Anchors(Replay):
 
     def measure(self, model: Classifier, version: Version, chunk: int) -> None:
         """Take the features anew, `chunk` samples a forward."""
-        parts = [self.kept[i : i + chunk] for i in range(0, len(self.kept), chunk)]
-        batches = (stack([kept.inputs for kept in part], model.device) for part in parts)
-        found = [model.forward(inputs, version=version).features for inputs in batches]
+        inputs = [kept.inputs for kept in self.kept]
+        found = [_features(model, version, inputs[i : i + chunk]) for i in range(0, len(inputs), chunk)]
         self.features = torch.cat([features.flatten(1).cpu() for features in found]) if found else None
 
     def reset(self) -> None:
@@ -99,12 +98,12 @@ class Anchored(Update):
         return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=False)
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        kept, features = (list(self.pseudo.kept), list(self.queried.kept)), self.queried.features
+        kept = list(self.pseudo.kept), list(self.queried.kept), self.queried.features
         try:
             return self._learn(forward, labels)
         except BaseException:
             # The selector expects features of every anchor, and a batch that is learned again brings them again.
-            (self.pseudo.kept, self.queried.kept), self.queried.features = kept, features
+            self.pseudo.kept, self.queried.kept, self.queried.features = kept
             raise
 
     def _learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
@@ -167,6 +166,16 @@ class Anchored(Update):
             f"Anchored({self.queried!r}, adapt={self.adapts['adapted']!r}, lr={self.lr}, steps={self.steps}, "
             f"batch={self.batch}, e_l={self.e_l}, most={self.most}, size={self.pseudo.size})"
         )
+
+
+def _features(model: Classifier, version: Version, samples: Sequence[Inputs]) -> Tensor:
+    try:
+        return model.forward(stack(samples, model.device), version=version).features
+    except errors.BadInput:
+        if len(samples) > 1:
+            raise
+        # One value a channel has no batch statistics. The sample comes twice, as it may in a step.
+        return model.forward(stack([*samples, *samples], model.device), version=version).features[:1]
 
 
 def _loss(logits: Tensor, samples: Sequence[Kept]) -> Tensor:
