@@ -10,7 +10,7 @@ import pytest
 from methods import small
 
 import wise_atta as wa
-from wise_atta import how, what
+from wise_atta import how, what, when
 from wise_atta.anchor import Anchor
 
 BENCHMARKS = ("imagenet-c", "imagenet-r", "imagenet-k", "imagenet-a", "cifar10-c")
@@ -144,6 +144,25 @@ def test_the_defaults_are_those_of_imagenet_c() -> None:
 def test_what_is_given_wins_over_the_preset() -> None:
     update = wa.methods.eta(preset="cifar10-c", epsilon=0.1).update
     assert (update.objective.redundancy.epsilon, update.lr) == (0.1, 1e-3)
+
+
+@pytest.mark.parametrize("preset", ["paper", "paper/imagenet-c", "authors", "authors/imagenet-r"])
+@pytest.mark.parametrize("policy", ["uniform", "random", "always", "never", when.Uniform(0.2)])
+def test_another_policy_wins_over_that_of_a_preset(policy: Any, preset: str) -> None:
+    length = {"length": 10} if preset.startswith("authors") else {}
+    made, plain = (
+        wa.methods.wise(preset=name, policy=policy, **given) for name, given in ((preset, length), (None, {}))
+    )
+    assert repr(made.policy) == repr(plain.policy)
+    assert made.restarts is preset.startswith("authors") and made.statistics == "batch"
+
+
+def test_a_length_with_another_policy_is_taken_where_it_draws_by_it() -> None:
+    assert wa.methods.wise(preset="authors", policy="random", exact=True, length=10).policy.length == 10
+    with pytest.raises(wa.errors.BadConfig, match="length"):
+        wa.methods.wise(policy="uniform", length=10)
+    with pytest.raises(wa.errors.BadConfig, match="policy object itself"):
+        wa.methods.wise(preset="paper", policy=when.BudgetPaced(0.2))
 
 
 @pytest.mark.parametrize("name", ORDER)

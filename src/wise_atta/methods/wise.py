@@ -77,7 +77,8 @@ def wise(
         methods side by side); none was published. ``"paper"``: Algorithm 1 as printed, which may overspend.
         ``"authors"``: the published code's policy, selector, losses and restarts; needs `length`, the number of batches
         between restarts. ``"paper/imagenet-c"`` and so on are both, ``"authors/imagenet-c"`` and so on have the two
-        rates of the published code for a ResNet-50, on ImageNet-C with all of `layer1` and without `layer4`.
+        rates of the published code for a ResNet-50, on ImageNet-C with all of `layer1` and without `layer4`. Another
+        `policy` wins over theirs.
     lr, head_lr, lambda_sup, lambda_ent, lambda_head, supervise_norm, block, only_selected
         See `TwoStep`.
     train_head
@@ -100,6 +101,9 @@ def wise(
     """
     kind = None if preset in BENCHMARKS or preset is None else preset.partition("/")[0]
     authors = kind == "authors"
+    paced = policy == "paced" or isinstance(policy, when.BudgetPaced)
+    if authors and not paced and not pacing.get("exact"):
+        length = None  # of the preset's own policy, over which another wins
     if isinstance(selector, str):
         first = {"first": 4, "balance": True} if authors and selector == "drift" else {}
         selector = what.selector(selector, seed=seed, **first)
@@ -148,7 +152,9 @@ def wise(
     return Method(
         "wise",
         update,
-        policy=make_policy(policy, ratio=ratio, seed=seed, labels=labels, length=length, preset=kind, **pacing),
+        policy=make_policy(
+            policy, ratio=ratio, seed=seed, labels=labels, length=length, preset=kind if paced else None, **pacing
+        ),
         utility=when.utility(utility) if isinstance(utility, str) else utility,
         selector=selector,
         labels=labels,
