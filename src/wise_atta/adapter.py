@@ -411,6 +411,11 @@ class Adapter:
             return
         if not _finite(inputs):
             raise errors.NotFinite("the inputs hold NaN or Inf: clean them before they reach the model")
+        if torch.equal(self.classifier.live.flat, self.classifier.source_flat()):
+            raise errors.NotFinite(
+                "the logits hold NaN or Inf although the inputs do not, and the adapted tensors are the source's: the "
+                "model itself gives them. To leave classes out, name the others with classes=… and mask none with -inf"
+            )
         raise errors.NotFinite(
             "the logits hold NaN or Inf although the inputs do not: if the source model is sound, the adapted tensors "
             "have diverged; call reset() and lower the learning rate"

@@ -217,6 +217,18 @@ def test_a_source_that_gives_nan_is_not_taken_for_a_wrong_head() -> None:
         adapter.predict(nets.batch())
 
 
+def test_a_net_that_masks_classes_is_told_to_name_the_others() -> None:
+    net = nets.make()
+    with torch.no_grad():
+        net.fc.bias[3] = -math.inf
+    adapter = adapt(net, "tent")
+    with pytest.raises(errors.NotFinite, match=r"model itself gives them.*classes="):
+        adapter.predict(nets.batch())
+    adapter = adapt(net, "tent", classes=[0, 1, 2, 4])
+    adapter.learn(adapter.predict(nets.batch()))
+    assert adapter.predict(nets.batch(number=2)).logits.isfinite().all()
+
+
 def test_errors_can_be_caught_as_what_python_calls_them() -> None:
     """A caller who knows nothing of this library still catches them."""
     adapter = wise()
