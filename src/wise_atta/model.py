@@ -372,8 +372,8 @@ class Classifier:
             raise errors.BadConfig("give both mean and std, or neither")
         if mean is not None and std is not None and (len(mean) != len(std) or min(std, default=0) <= 0):
             raise errors.BadConfig(f"mean and std need one number a channel, std above 0, not {mean} and {std}")
-        if classes is not None and (len(set(classes)) != len(classes) or min(classes, default=-1) < 0):
-            raise errors.BadConfig("classes must be indices of the model's classes, at least one, none of them twice")
+        if classes is not None and (len(set(classes)) != len(classes) or len(classes) < 2 or min(classes) < 0):
+            raise errors.BadConfig("classes must be indices of the model's classes, at least two, none of them twice")
         if prior < 0 or not 0 < ema_weight <= 1:
             raise errors.BadConfig(f"prior must be ≥ 0 and ema_weight in (0, 1], not {prior} and {ema_weight}")
         self.model = _unwrap(model)
@@ -467,7 +467,7 @@ class Classifier:
         # A tied parameter can be meant by any of its names; the layout knows it by its first.
         first = {id(parameter): name for name, parameter in self.model.named_parameters()}
         names = {name: first[id(p)] for name, p in self.model.named_parameters(remove_duplicate=False)}
-        if term == "all":
+        if term == "all" or (term == "head" and not self.head_name):  # a linear layer by itself is all head
             return set(names.values())
         if term == "norm":
             return {
@@ -479,7 +479,8 @@ class Classifier:
         if term == "last-norm":
             return self._last_stage()
         # "head" is the head wherever it is; a block that happens to have that name can still be meant by what is in it.
-        wanted = [self.head_name + term.removeprefix("head")] if term == "head" or term.startswith("head.") else []
+        head = term == "head" or term.startswith("head.")
+        wanted = [(self.head_name + term.removeprefix("head")).removeprefix(".")] if head else []
         for name in [*wanted, term]:
             found = {
                 own for n, own in names.items() if n == name or n.startswith(name + ".") or fnmatch.fnmatchcase(n, name)
@@ -510,7 +511,7 @@ class Classifier:
                 "norm='head')"
             )
         blocks = ", ".join(name for name, _ in self.model.named_children())
-        return f"no parameter of the model matches {term!r}. Blocks of this model: {blocks}"
+        return f"no parameter of the model matches {term!r}. Blocks of this model: {blocks or 'none'}"
 
     def _lay_out(self, groups: Mapping[str, Spec]) -> Layout:
         taken: set[str] = set()
@@ -730,6 +731,12 @@ class Classifier:
         names = [name for group in groups for name in self.layout.groups[group]]
         if not names:
             return {group: [] for group in groups}
+        if not loss.requires_grad:
+            raise errors.NothingToAdapt(
+                f"the logits do not depend on the adapted tensors ({names[0]}, …): does the model run them under "
+                "torch.no_grad(), or detach what they give? Leave that out, or adapt tensors that come after it, for "
+                "example adapt='head' (for wise and hiltta norm='head')"
+            )
         self.work.backwards += not head
         with self._products():
             if version._whole and not head:

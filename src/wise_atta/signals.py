@@ -44,6 +44,8 @@ def all_finite(values: Tensor) -> Tensor:
     >>> all_finite(torch.tensor([1.0, torch.nan])), all_finite(torch.tensor([1.0, 3e38, 3e38]))
     (tensor(False), tensor(True))
     """
+    if values.numel() == 0:
+        return torch.ones((), dtype=torch.bool, device=values.device)
     if values.device.type == "cpu":
         # A norm over a whole tensor is not vectorised there, and takes many times as long.
         low, high = torch.aminmax(values)  # NaN if there is one

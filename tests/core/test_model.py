@@ -218,6 +218,37 @@ def test_a_net_without_norm_layers_is_told_what_else_can_adapt(method: str, opti
     adapter.learn(adapter.predict(nets.batch("tabular")))
 
 
+@pytest.mark.parametrize(("spec", "names"), [("head", ("weight", "bias")), ("head.bias", ("bias",))])
+def test_a_linear_layer_by_itself_is_all_head(spec: str, names: tuple[str, ...]) -> None:
+    net = nn.Linear(6, 3).double()
+    assert Classifier(net, adapt=spec).layout.groups["adapted"] == names
+    for options in ({}, {"channels_last": True}):
+        adapter = adapt(net, "wise", norm="bias", ratio=1.0, policy="uniform", entropy="all", lr=0.1, **options)
+        out = adapter.predict(nets.batch("tabular"))
+        adapter.learn(out, {query.id: 1 for query in out.queries})
+        tensors, source = adapter.classifier.live.tensors, dict(net.named_parameters())
+        assert not any(torch.equal(tensors[name], source[name]) for name in ("weight", "bias"))
+
+
+def test_a_net_that_keeps_its_tensors_out_of_every_graph_is_told_so() -> None:
+    class Frozen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.fc = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8)), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                x = self.body(x)
+            return self.fc(x.detach())
+
+    net = Frozen().double()
+    adapter = adapt(net, "tent")
+    with pytest.raises(errors.NothingToAdapt, match=r"body\.1\.weight.*adapt='head'"):
+        adapter.learn(adapter.predict(nets.batch("tabular")))
+    adapter = adapt(net, "tent", adapt="head")
+    assert adapter.learn(adapter.predict(nets.batch("tabular"))).losses
+
+
 def test_what_is_inside_a_block_called_head_can_be_named() -> None:
     class Timm(nn.Module):
         def __init__(self) -> None:
@@ -499,7 +530,7 @@ def test_labels_over_some_of_the_classes_are_numbers_within_them() -> None:
     torch.testing.assert_close(step.losses["sup"], expected.detach(), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("classes", [[], [0, 0], [-1, 2], [0, 5]])
+@pytest.mark.parametrize("classes", [[], [1], [0, 0], [-1, 2], [0, 5]])
 def test_classes_that_the_model_does_not_have_are_refused(classes: list[int]) -> None:
     with pytest.raises(errors.BadConfig, match="class"):
         Classifier(nets.make(), classes=classes).forward(nets.batch())
@@ -552,6 +583,22 @@ def test_inputs_may_be_a_tree_of_tensors() -> None:
         out = adapter.predict(Batch(tree))
         assert torch.equal(out.logits, expected)
         adapter.learn(out)
+
+
+def test_a_part_of_a_tree_may_be_empty() -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nets.make("tabular")
+
+        def forward(self, x: Tensor, more: Tensor) -> Tensor:
+            return self.net(torch.cat([x, more], dim=1))
+
+    x = nets.batch("tabular")
+    adapter = adapt(Wide(), "tent", statistics="batch")
+    out = adapter.predict({"x": x, "more": x[:, :0]})
+    assert torch.equal(out.logits, adapt(nets.make("tabular"), "tent", statistics="batch").predict(x).logits)
+    adapter.learn(out)
 
 
 def test_a_net_that_does_not_return_logits_is_refused() -> None:

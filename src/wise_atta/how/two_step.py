@@ -174,9 +174,9 @@ class TwoStep(Update):
         """The head's gradients in closed form: with z = W·f + b, ∂L/∂b is the slope in z and ∂L/∂W that times f."""
         slopes = torch.stack(labels.slopes(forward.logits)) * self.lambda_head
         features = torch.stack([forward.features[row].detach() for row in labels.rows])
-        found = {".weight": slopes.T @ features, ".bias": slopes.sum(dim=0)}
+        found = {"weight": slopes.T @ features, "bias": slopes.sum(dim=0)}
         names = self.model.layout.groups["second"]
-        return {"second": [found[name.removeprefix(self.model.head_name)] for name in names]}
+        return {"second": [found[name.rpartition(".")[2]] for name in names]}
 
     def start_early(self, forward: Forward) -> None:
         forward.early = self.model.pull(forward, forward.prepared.slope(self.lambda_ent), ["norm"])
