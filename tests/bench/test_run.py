@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import json
 import math
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from bench.victim import killed_at
+from PIL import Image
 
 from wise_atta import errors, rng, who
 from wise_atta.bench import run as runs
@@ -21,8 +25,8 @@ from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.record import Folder, read_json, read_parquet, unpack_bits, unpack_numbers
 from wise_atta.bench.table import rows
 from wise_atta.bench.verify import verify
-from wise_atta.data import open_stream
-from wise_atta.data.streams import PictureStream
+from wise_atta.data import models, open_stream, train
+from wise_atta.data.streams import PictureStream, Truth
 
 ONE = Experiment(
     data="digits+c",
@@ -283,6 +287,72 @@ def test_a_teacher_can_answer_in_place_of_the_truth(tmp_path: Path, cache: Path)
         Experiment.parse({**fields, "teacher": None})
     with pytest.raises(errors.BadConfig, match="has no use for it"):
         runs.build(Experiment.parse({**fields, "annotator": "oracle"}))
+
+
+def picture_tree(root: Path, classes: Sequence[str], count: int = 4, first: int = 0) -> Path:
+    """`root/set/class/picture`, small pictures of noise, whose pixels but not their names depend on `first`."""
+    for number, name in enumerate(classes):
+        (root / "set" / name).mkdir(parents=True)
+        for place in range(count):
+            pixels = rng.numpy(first + count * number + place, "picture").integers(0, 256, (32, 32, 3))
+            Image.fromarray(pixels.astype(np.uint8)).save(root / "set" / name / f"{place}.png")
+    return root
+
+
+def named(*classes: str, seed: int = 0) -> models.SourceModel:
+    """A random network whose logits stand for these classes."""
+    model = models.load(f"wise_atta/resnet18_w32@random:{seed}")
+    module = models.with_classes(model.module, len(classes))
+    return dataclasses.replace(model, module=module, classes=classes, weights_hash="")
+
+
+PICTURES = Experiment(data="tree:set", model="named", method="source", batch=4, threads=1)
+
+
+@pytest.mark.parametrize("order", [("dog", "bee", "ant"), ("owl", "ant", "dog", "bee"), ("ant", "bee", "dog")])
+def test_classes_are_matched_by_name_as_in_evaluate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[str, ...]
+) -> None:
+    root, model = picture_tree(tmp_path / "data", ["ant", "bee", "dog"]), named(*order)
+    monkeypatch.setattr(runs, "load", lambda *_: model)
+    noisy = PICTURES.model_copy(update={"method": "wise", "ratio": 1.0, "noise": 0.5})
+    asked = runs.build(noisy, data=root)
+    _, truth = open_stream(asked.stream.spec, root)
+    assert isinstance(truth, Truth)
+    assert all(order[label] == Path(truth.where(sample)).parent.name for sample, label in asked.truth.items())
+    for batch in asked.stream:
+        asked.adapter.step(batch)
+    found = runs.run(PICTURES, tmp_path / "run", data=root)["results"]["error"]
+    (decoded,) = train.read(root / "set", model)
+    assert found == 100 * train.evaluate(model, decoded)["error"]
+
+
+def test_a_class_that_the_model_does_not_know_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = picture_tree(tmp_path, ["ant", "bee", "dog"])
+    for order, strange in ((("ant", "bee", "cat"), "dog"), (("cat", "owl"), "ant")):
+        model = named(*order)
+        monkeypatch.setattr(runs, "load", lambda *_, model=model: model)
+        with pytest.raises(errors.DataError, match=f"has the class '{strange}', which .* does not know"):
+            runs.build(PICTURES, data=root)
+    monkeypatch.setattr(runs, "load", lambda *_: named("0", "1", "2"))
+    _, truth = open_stream(runs.build(PICTURES, data=root).stream.spec, root)
+    assert dict(runs.build(PICTURES, data=root).truth) == dict(truth), "as many under other names are the same"
+
+
+def test_a_teacher_of_another_order_answers_in_the_student_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = picture_tree(tmp_path, ["ant", "bee", "dog"])
+    known = {"student": named("dog", "bee", "ant"), "teacher": named("owl", "ant", "bee", "dog", seed=1)}
+    monkeypatch.setattr(runs, "load", lambda name, *_: known[name])
+    taught = {"model": "student", "method": "wise", "ratio": 1.0, "annotator": "teacher", "teacher": "teacher"}
+    built = runs.build(PICTURES.model_copy(update=taught), data=root)
+    batch = next(iter(built.stream))
+    assert isinstance(built.adapter.annotator, who.Teacher) and isinstance(batch.inputs, torch.Tensor)
+    question = who.Query.of(batch, number=1, index=0, logits=torch.zeros(len(batch), 3))
+    answer = built.adapter.annotator.reply(question)
+    assert isinstance(answer, who.Answer) and answer.label == int(known["teacher"](batch.inputs)[0, [3, 2, 1]].argmax())
+    known["teacher"] = named("ant", "bee")
+    with pytest.raises(errors.DataError, match=r"the student .* has the class 'dog'"):
+        runs.build(PICTURES.model_copy(update=taught), data=root)
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

@@ -142,10 +142,14 @@ def build(
     opener = open_stream if shelf is None else shelf.open
     stream, truth = opener(spec, data, device=where, workers=experiment.workers)
     dataset: Dataset | None = getattr(stream, "dataset", None)
+    if dataset is not None and dataset.mask is None:
+        numbers = _by_name(dataset.classes, source, dataset.name)
+        if numbers is not None:
+            truth = {sample: numbers[label] for sample, label in truth.items()}
     options = _options(experiment, stream.length)
     teacher = None if experiment.teacher is None else load(experiment.teacher, weights)
     if teacher is not None and "teacher" in methods.options(experiment.method):
-        options["teacher"] = _teacher(teacher, where, dataset, "renorm")
+        options["teacher"] = _teacher(teacher, where, source, dataset, "renorm")
     if experiment.source_data is not None:
         clean = StreamSpec(data=experiment.source_data, batch=experiment.batch, limit=2000, seed=experiment.seed)
         options["source"] = list(opener(_cut(clean, source, data), data, device=where, workers=experiment.workers)[0])
@@ -175,14 +179,14 @@ def build(
     answers: who.Annotator = who.Oracle(truth)
     if experiment.annotator == "teacher" and teacher is not None:
         # It sees one picture at a time, which has no batch statistics.
-        single = _teacher(teacher, where, dataset, "source")
+        single = _teacher(teacher, where, source, dataset, "source")
         answers = who.Teacher(lambda inputs: single.forward(inputs.to(where)).logits)
     mask = None if dataset is None else dataset.mask
     if experiment.noise:
-        if dataset is None:
+        names = _outputs(source, dataset)
+        if names is None:
             raise errors.BadConfig(f"noise needs the number of classes, which {experiment.data} does not tell")
-        classes = len(dataset.classes)
-        answers = who.Noisy(answers, rate=experiment.noise, classes=classes, seed=experiment.seed)
+        answers = who.Noisy(answers, rate=experiment.noise, classes=len(names), seed=experiment.seed)
     if experiment.delay:
         answers = who.Delayed(answers, batches=experiment.delay, seed=experiment.seed)
     own = {name: getattr(experiment, name) for name in ("statistics", "prior")}
@@ -661,13 +665,40 @@ def _options(experiment: Experiment, length: int | None) -> dict[str, Any]:
     return options
 
 
+def _outputs(source: models.SourceModel, dataset: Dataset | None) -> tuple[str, ...] | None:
+    """The classes that the student chooses among; None where nobody names them."""
+    if dataset is not None and (dataset.mask is not None or source.classes is None):
+        return dataset.classes
+    return source.classes
+
+
+def _by_name(names: tuple[str, ...], model: models.SourceModel, whose: str) -> tuple[int, ...] | None:
+    """Where classes stand among a model's outputs; None where they are its outputs."""
+    order = model.classes
+    # As many that share no name are taken for the same classes, spelled otherwise.
+    if order is None or names == order or (len(names) == len(order) and not set(names) & set(order)):
+        return None
+    return models.match(names, order, whose, model.name)
+
+
 def _teacher(
-    source: models.SourceModel, device: torch.device, dataset: Dataset | None, statistics: StatisticsMode
+    teacher: models.SourceModel,
+    device: torch.device,
+    student: models.SourceModel,
+    dataset: Dataset | None,
+    statistics: StatisticsMode,
 ) -> Classifier:
     """A teacher with its own normalisation, over the same classes as the student."""
-    mask = None if dataset is None else dataset.mask
+    names, classes = _outputs(student, dataset), None if dataset is None else dataset.mask
+    if names is not None and teacher.classes is not None:
+        classes = _by_name(names, teacher, f"the student {student.name}")
     return Classifier(
-        source.module.to(device), adapt="norm", statistics=statistics, mean=source.mean, std=source.std, classes=mask
+        teacher.module.to(device),
+        adapt="norm",
+        statistics=statistics,
+        mean=teacher.mean,
+        std=teacher.std,
+        classes=classes,
     )
 
 

@@ -23,7 +23,7 @@ import json
 import os
 import re
 import urllib.error
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -187,6 +187,18 @@ def weights_hash(module: nn.Module) -> str:
         digest.update(f"{name}|{str(tensor.dtype).removeprefix('torch.')}|{shape}|".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def match(names: Sequence[str], order: Sequence[str], whose: str, model: str = "the model") -> tuple[int, ...]:
+    """Where classes stand among a model's, by name.
+
+    >>> match(["cat", "ant"], ["ant", "bee", "cat"], "a set")
+    (2, 0)
+    """
+    strange = [name for name in names if name not in order]
+    if strange:
+        raise errors.DataError(f"{whose} has the class {strange[0]!r}, which {model} does not know")
+    return tuple(order.index(name) for name in names)
 
 
 def with_classes(module: nn.Module, classes: int, seed: int = 0) -> nn.Module:

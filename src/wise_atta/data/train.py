@@ -361,10 +361,7 @@ def _data(
 
 def _as_classes(order: tuple[str, ...], data: Decoded) -> Tensor:
     """The labels of `data` as positions in `order`."""
-    strange = [name for name in data.classes if name not in order]
-    if strange:
-        raise errors.DataError(f"{data.name} has the class {strange[0]!r}, which the model does not know")
-    return torch.tensor([order.index(name) for name in data.classes])[data.labels]
+    return torch.tensor(models.match(data.classes, order, data.name))[data.labels]
 
 
 def _centre(pixels: Tensor, crop: int) -> Tensor:
