@@ -71,6 +71,26 @@ def same_rows(folder: Path, other: Path) -> None:
         assert rows == wanted
 
 
+def picture_tree(root: Path, classes: Sequence[str], count: int = 4, first: int = 0) -> Path:
+    """`root/set/class/picture`, small pictures of noise, whose pixels but not their names depend on `first`."""
+    for number, name in enumerate(classes):
+        (root / "set" / name).mkdir(parents=True)
+        for place in range(count):
+            pixels = rng.numpy(first + count * number + place, "picture").integers(0, 256, (32, 32, 3))
+            Image.fromarray(pixels.astype(np.uint8)).save(root / "set" / name / f"{place}.png")
+    return root
+
+
+def named(*classes: str, seed: int = 0) -> models.SourceModel:
+    """A random network whose logits stand for these classes."""
+    model = models.load(f"wise_atta/resnet18_w32@random:{seed}")
+    module = models.with_classes(model.module, len(classes))
+    return dataclasses.replace(model, module=module, classes=classes, weights_hash="")
+
+
+PICTURES = Experiment(data="tree:set", model="named", method="source", batch=4, threads=1)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A run that nothing interrupted."""
@@ -92,6 +112,7 @@ def test_an_interrupted_run_ends_with_the_same_numbers(tmp_path: Path, method: s
     card = runs.run(one, tmp_path / "stopped", checkpoint=4)
     assert card["results"]["resumed"] == (batch > 4)
     assert results(card) == results(expected)
+    assert card["provenance"]["stream"] == expected["provenance"]["stream"], "also the hash of all pixels"
     same_rows(tmp_path / "stopped", tmp_path / "whole")
 
 
@@ -152,14 +173,42 @@ def test_a_run_that_goes_on_with_other_threads_promises_no_digits(tmp_path: Path
     assert not found.exact and "excepts a move" in str(found)
 
 
-def test_a_run_does_not_go_on_with_other_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_a_run_does_not_go_on_with_other_weights(tmp_path: Path, early: bool) -> None:
     with pytest.raises(Stopped):
         runs.run(ONE, tmp_path, checkpoint=2, progress=stop_at(6))
     file = tmp_path / "checkpoint.pt"
     state = torch.load(file, weights_only=True)
-    torch.save({**state, "weights": "0" * 64}, file)
-    with pytest.raises(errors.DataError, match="begun with other weights"):
+    state["inputs"]["model"]["weights_hash"] = "0" * 64
+    if early:
+        state["weights"] = state["inputs"]["model"]["weights_hash"]
+        del state["inputs"], state["digests"]
+    torch.save(state, file)
+    with pytest.raises(errors.DataError, match="begun with others: the weights here are others"):
         runs.run(ONE, tmp_path)
+
+
+def test_an_early_checkpoint_is_still_gone_on_from(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        runs.run(ONE, tmp_path, checkpoint=2, progress=stop_at(6))
+    file = tmp_path / "checkpoint.pt"
+    state = torch.load(file, weights_only=True)
+    del state["inputs"], state["digests"]
+    torch.save(state, file)
+    card = runs.run(ONE, tmp_path)
+    assert results(card) == results(whole[1]) and card["provenance"]["stream"]["pixels"] is None
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize(("classes", "words"), [(["ant", "cow"], "pictures"), (["ant", "bee"], "pixels")])
+def test_a_run_does_not_go_on_with_other_pictures(tmp_path: Path, classes: list[str], words: str, held: bool) -> None:
+    one = PICTURES.model_copy(update={"model": "wise_atta/resnet18_w32@random", "batch": 2})
+    with pytest.raises(Stopped):
+        data = picture_tree(tmp_path / "then", ["ant", "bee"])
+        runs.run(one, tmp_path / "run", data=data, checkpoint=2, progress=stop_at(3))
+    data, shelf = picture_tree(tmp_path / "now", classes, first=8), Shelf() if held else None
+    with pytest.raises(errors.DataError, match=f"begun with others: the {words} here are others"):
+        runs.run(one, tmp_path / "run", data=data, shelf=shelf)
 
 
 @pytest.mark.parametrize(("share", "made"), [(0.0, [2]), (math.inf, [2, 4, 6, 8])])
@@ -287,26 +336,6 @@ def test_a_teacher_can_answer_in_place_of_the_truth(tmp_path: Path, cache: Path)
         Experiment.parse({**fields, "teacher": None})
     with pytest.raises(errors.BadConfig, match="has no use for it"):
         runs.build(Experiment.parse({**fields, "annotator": "oracle"}))
-
-
-def picture_tree(root: Path, classes: Sequence[str], count: int = 4, first: int = 0) -> Path:
-    """`root/set/class/picture`, small pictures of noise, whose pixels but not their names depend on `first`."""
-    for number, name in enumerate(classes):
-        (root / "set" / name).mkdir(parents=True)
-        for place in range(count):
-            pixels = rng.numpy(first + count * number + place, "picture").integers(0, 256, (32, 32, 3))
-            Image.fromarray(pixels.astype(np.uint8)).save(root / "set" / name / f"{place}.png")
-    return root
-
-
-def named(*classes: str, seed: int = 0) -> models.SourceModel:
-    """A random network whose logits stand for these classes."""
-    model = models.load(f"wise_atta/resnet18_w32@random:{seed}")
-    module = models.with_classes(model.module, len(classes))
-    return dataclasses.replace(model, module=module, classes=classes, weights_hash="")
-
-
-PICTURES = Experiment(data="tree:set", model="named", method="source", batch=4, threads=1)
 
 
 @pytest.mark.parametrize("order", [("dog", "bee", "ant"), ("owl", "ant", "dog", "bee"), ("ant", "bee", "dog")])

@@ -64,6 +64,15 @@ class Held:
             meta = {**held.meta, "reset": reset}
             yield Batch(held.inputs.float().div_(self._stream.white), held.ids, meta)
 
+    @property
+    def digests(self) -> list[str]:
+        """Hashes of all batches."""
+        return self._stream.digests
+
+    def go_on(self, digests: list[str]) -> bool:
+        """Whether the batches that another process has read, by their hashes, are also those of here."""
+        return self.digests[: len(digests)] == digests
+
     def describe(self) -> dict[str, Any]:
         return {**self._stream.describe(), "spec": self.spec.to_dict(), "digest": self.spec.digest}
 

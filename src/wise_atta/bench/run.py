@@ -27,6 +27,7 @@ from wise_atta import errors, fast, host, methods, rng, when, who
 from wise_atta.adapter import Adapter, Prediction, Step
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, whole
 from wise_atta.bench.hold import Held, Shelf
+from wise_atta.bench.inputs import other_inputs
 from wise_atta.bench.record import Folder, claimed, pack_bits, pack_numbers, read_json
 from wise_atta.bench.source import load
 from wise_atta.data import Dataset, StreamSpec, models, open_dataset, open_stream, picture_of
@@ -258,7 +259,7 @@ def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int
     experiment, recorder, memory = built.experiment, Recorder(built, files), Peak(built.device)
     start, before, began, saving = 0, 0.0, time.perf_counter(), 0.0
     # What the parts before and after an interruption must share for the card to be true of both.
-    weights, place = built.source.weights_hash, place_of(built.device, torch.get_num_threads())
+    inputs, place = inputs_of(built), place_of(built.device, torch.get_num_threads())
     moved = False
     state = None if again else files.restore()
     if again:
@@ -268,9 +269,15 @@ def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int
             raise errors.DataError(
                 f"{files.path} holds an unfinished run of another experiment: choose another folder, or --again"
             )
-        if state.get("weights", weights) != weights:
+        # Early checkpoints tell the weights alone.
+        begun = state.get("inputs", {"model": {"weights_hash": state.get("weights")}, "stream": {}})
+        others = other_inputs(begun, inputs)
+        if not others and not built.stream.go_on(state.get("digests", [])):
+            others = ["the pixels here are others"]
+        if others:
             raise errors.DataError(
-                f"{files.path} holds a run that was begun with other weights: choose another folder, or --again"
+                f"{files.path} holds a run that was begun with others: {'; '.join(others)}. Choose another folder, or "
+                "--again"
             )
         recorder.load_state_dict(state["recorder"])
         start, before = state["batch"], state["seconds"]
@@ -288,7 +295,8 @@ def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int
                     "recorder": recorder.state_dict(),
                     "batch": number,
                     "seconds": before + now - began,
-                    "weights": weights,
+                    "inputs": inputs,
+                    "digests": built.stream.digests[:number],
                     "place": place,
                     "moved": moved,
                 }
@@ -508,6 +516,11 @@ def place_of(device: torch.device, threads: int) -> dict[str, Any]:
     }
 
 
+def inputs_of(built: Built) -> dict[str, Any]:
+    """Weights and pictures that a run's numbers rest on; after a whole pass with a hash of all pixels."""
+    return {"model": built.source.card(), "stream": built.stream.describe()}
+
+
 def make_card(
     built: Built,
     recorder: Recorder,
@@ -542,8 +555,7 @@ def make_card(
         },
         "first_batch": recorder.first,
         "provenance": {
-            "model": built.source.card(),
-            "stream": built.stream.describe(),
+            **inputs_of(built),
             "parts": repr(built.adapter),
             "versions": versions(),
             "device": device_name(built.device),

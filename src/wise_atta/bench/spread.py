@@ -22,10 +22,11 @@ from wise_atta.bench import engines
 from wise_atta.bench.chance import family, nudged, summarise
 from wise_atta.bench.experiment import Experiment, read_cards
 from wise_atta.bench.hold import Shelf
+from wise_atta.bench.inputs import other_inputs
 from wise_atta.bench.record import claimed, read_json, write_cards, write_json
 from wise_atta.bench.run import NUDGE, pick_device, place_of
 from wise_atta.bench.runs import change_bundle
-from wise_atta.bench.verify import differences, experiment_of, once, other_inputs, within
+from wise_atta.bench.verify import differences, experiment_of, once, within
 
 # Told after every run: the card's digest, the number of the nudged run (None: the card's own), and its error.
 Report: TypeAlias = Callable[[str, int | None, float], None]

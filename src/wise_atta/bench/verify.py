@@ -18,6 +18,7 @@ import numpy as np
 from wise_atta import errors
 from wise_atta.bench.experiment import Experiment, check_version
 from wise_atta.bench.hold import Shelf
+from wise_atta.bench.inputs import other_inputs
 from wise_atta.bench.run import Recorder, build, make_card, pick_device, settings
 
 # How close the first batch's logits must be on another device, relative to the largest of them. Not to 1 where all are
@@ -196,27 +197,6 @@ def _apart(then: Mapping[str, Any], now: Mapping[str, Any]) -> float:
         return 0.0
     a, b = np.asarray(then["logits"]), np.asarray(now["logits"])
     return float(np.abs(a - b).max()) if a.shape == b.shape else float("inf")
-
-
-def other_inputs(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Whether weights or pictures are others than the card's."""
-    names = {
-        ("model", "weights_hash"): "weights",
-        ("stream", "fingerprint"): "pictures",
-        ("stream", "pixels"): "pixels",
-    }
-    found = []
-    for (part, key), name in names.items():
-        a, b = then[part].get(key), now[part].get(key)
-        if a is not None and b is not None and a != b:
-            found.append(f"the {name} here are others ({b[:12]}, not {a[:12]})")
-    a, b = then["stream"].get("frost"), now["stream"].get("frost")
-    if a is not None and a != b:
-        found.append(
-            f"the textures of frost here are others ({b}, not {a}): the package imagecorruptions brings photographs, "
-            "without it they are procedural"
-        )
-    return found
 
 
 def within(spread: Mapping[str, Any], error: float) -> bool:

@@ -241,6 +241,15 @@ class DataStream(ABC):
     def describe(self) -> dict[str, Any]:
         """What a run card needs to know about the data."""
 
+    @property
+    def digests(self) -> list[str]:
+        """Hashes of the batches so far, where pixels are hashed."""
+        return []
+
+    def go_on(self, digests: list[str]) -> bool:
+        """Whether the batches that another process has read, by their hashes, are also those of here."""
+        return True
+
 
 class PictureStream(DataStream):
     """A stream of pictures in [0, 1] on a device, float32 [n, channels, height, width], with ids and without labels.
@@ -267,6 +276,7 @@ class PictureStream(DataStream):
         resize = dataset.resize if spec.resize is None else spec.resize or None
         crop = dataset.crop if spec.crop is None else spec.crop or None
         self._cut = {"resize": resize, "crop": crop, "interpolation": spec.interpolation}
+        self._digests: list[str] = []
         self._digest: str | None = None
 
     def __len__(self) -> int:
@@ -298,14 +308,29 @@ class PictureStream(DataStream):
             # Without one of its own the loader would draw from the global generator.
             generator=rng.torch_cpu(self.spec.seed, "loader"),
         )
-        digest = hashlib.sha256()
+        digests = self._digests = self._digests[:start]
         for number, read in enumerate(loader, start):
             if isinstance(read, errors.DataError):
                 raise read
-            digest.update(read.digest)
+            if len(digests) == number:
+                digests.append(read.digest.hex())
             yield self._batch(number, read.pixels)
-        if start == 0:
-            self._digest = digest.hexdigest()
+        if len(digests) == len(self):
+            self._digest = hashlib.sha256(bytes.fromhex("".join(digests))).hexdigest()
+
+    @property
+    def digests(self) -> list[str]:
+        return list(self._digests)
+
+    def go_on(self, digests: list[str]) -> bool:
+        """Whether the last of the batches that another process has read is the same here; the others are believed."""
+        self._digests = list(digests)
+        if not digests:
+            return True
+        read = _Reader(self.places, self.plan, self._cut)[len(digests) - 1]
+        if isinstance(read, errors.DataError):
+            raise read
+        return read.digest.hex() == digests[-1]
 
     def _batch(self, number: int, pixels: Tensor) -> Batch:
         domains, indices = self.plan.batch(number)
