@@ -244,6 +244,19 @@ def test_a_stream_held_in_memory_gives_the_same_bits_in_the_same_layout() -> Non
         assert (read.ids, read.meta) == (held.ids, held.meta)
 
 
+def test_streams_of_two_data_folders_are_held_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf, spec = Shelf(), PICTURES.spec()
+    roots = [picture_tree(tmp_path / str(first), ["ant", "bee"], first=first) for first in (0, 8)]
+
+    def held(root: Path | None) -> str:
+        return str(shelf.open(spec, root, device=torch.device("cpu"), workers=0)[0].describe()["pixels"])
+
+    first, second = (held(root) for root in roots)
+    assert first != second and first == held(tmp_path / "8" / ".." / "0")
+    monkeypatch.setenv("WISE_ATTA_DATA", str(roots[1]))
+    assert held(None) == second
+
+
 def test_a_finished_run_is_not_repeated(whole: tuple[Path, dict[str, Any]]) -> None:
     folder, card = whole
     assert runs.run(ONE, folder, progress=stop_at(1))["results"] == card["results"]

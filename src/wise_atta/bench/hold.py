@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +79,7 @@ class Held:
 
 
 class Shelf:
-    """Streams by description, each read once, the least recently used let go when there are too many.
+    """Streams by description and data folder, each read once, the least recently used let go when there are too many.
 
     Parameters
     ----------
@@ -88,7 +89,7 @@ class Shelf:
 
     def __init__(self, keep: int = 2) -> None:
         self.keep = keep
-        self._held: dict[tuple[str, str], tuple[Held, Mapping[str, int]]] = {}
+        self._held: dict[tuple[str, str, Path], tuple[Held, Mapping[str, int]]] = {}
 
     def open(
         self, spec: StreamSpec, root: Path | None, *, device: torch.device, workers: int | None
@@ -96,7 +97,8 @@ class Shelf:
         """As `open_stream`, from memory where possible: a stream of one's own may come in its own time."""
         # Neither where methods start anew nor when answers come changes what the batches hold.
         base = replace(spec, protocol="ctta" if spec.protocol == "ftta" else spec.protocol, delay=0)
-        key = base.digest, str(device)
+        folder = Path(root or os.environ.get("WISE_ATTA_DATA") or "").expanduser().resolve()
+        key = base.digest, str(device), folder
         if key in self._held:
             held, truth = self._held[key] = self._held.pop(key)
             return held.under(spec), truth
