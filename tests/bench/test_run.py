@@ -397,6 +397,20 @@ def test_a_teacher_of_another_order_answers_in_the_student_s(tmp_path: Path, mon
         runs.build(PICTURES.model_copy(update=taught), data=root)
 
 
+def frames() -> list[tuple[torch.Tensor, int, str]]:
+    """Samples of two cameras, whose ids have a slash and a dot."""
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.rand(1, 32, 32, generator=generator), n % 10, f"camera{n // 16}/frame.{n % 16}") for n in range(32)]
+
+
+def test_the_ids_of_a_stream_of_one_s_own_are_its_pictures(tmp_path: Path) -> None:
+    asks = {"data": "python:bench.test_run:frames", "stream": {"order": "sequential"}, "noise": 0.0, "delay": 0}
+    found = runs.run(Experiment.parse({**ONE.model_dump(), **asks}), tmp_path)["results"]
+    pictures = read_parquet(tmp_path / "pictures.parquet")
+    assert [row["picture"] for row in pictures] == [name for _, _, name in frames()]
+    assert found["samples_never_asked"] == 32 - found["labels_spent"] < 32
+
+
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(errors.BadConfig, match="nosuch"):
         runs.pick_device("nosuch")

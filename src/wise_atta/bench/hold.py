@@ -65,6 +65,10 @@ class Held:
             meta = {**held.meta, "reset": reset}
             yield Batch(held.inputs.float().div_(self._stream.white), held.ids, meta)
 
+    def picture_of(self, sample_id: str) -> str:
+        """Which picture a sample shows, whatever was done to it."""
+        return self._stream.picture_of(sample_id)
+
     @property
     def digests(self) -> list[str]:
         """Hashes of all batches."""

@@ -30,7 +30,7 @@ from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.inputs import other_inputs
 from wise_atta.bench.record import Folder, claimed, pack_bits, pack_numbers, read_json
 from wise_atta.bench.source import load
-from wise_atta.data import Dataset, StreamSpec, models, open_dataset, open_stream, picture_of
+from wise_atta.data import Dataset, StreamSpec, models, open_dataset, open_stream
 from wise_atta.data.streams import DataStream, PictureStream
 from wise_atta.model import Classifier, StatisticsMode, Work
 from wise_atta.stream import Batch
@@ -56,13 +56,12 @@ class Score:
     asked: set[str] = field(default_factory=set)
     place: dict[str, int] = field(default_factory=dict)
 
-    def add(self, ids: list[str], domains: list[str], wrong: list[bool]) -> list[int]:
-        """Count samples; gives which row of `pictures` each shows."""
+    def add(self, pictures: list[str], domains: list[str], wrong: list[bool]) -> list[int]:
+        """Count samples by the pictures that they show; gives which row of `pictures` each is."""
         rows = []
-        for sample, domain, bad in zip(ids, domains, wrong, strict=True):
+        for picture, domain, bad in zip(pictures, domains, wrong, strict=True):
             self.seen[domain] = self.seen.get(domain, 0) + 1
             self.wrong[domain] = self.wrong.get(domain, 0) + bad
-            picture = picture_of(sample)
             rows.append(self.place.setdefault(picture, len(self.place)))
             tally = self.by_picture.setdefault(picture, [0, 0])
             tally[0] += bad
@@ -314,7 +313,7 @@ class Recorder:
 
     def __init__(self, built: Built, files: Folder | None = None) -> None:
         self.adapter, self.truth, self.files = built.adapter, built.truth, files
-        self.restarts = built.method.restarts
+        self.restarts, self.picture_of = built.method.restarts, built.stream.picture_of
         self.score = Score()
         self.domain: str | None = None
         self.first: dict[str, Any] | None = None
@@ -373,8 +372,9 @@ class Recorder:
         ids = list(batch.ids or [])
         wrong = [self.truth[sample] != label for sample, label in zip(ids, predicted, strict=True)]
         domains = [str(d) for d in batch.meta.get("domains", [domain] * len(ids))]
-        pictures = self.score.add(ids, domains, wrong)
-        self.score.asked.update(picture_of(ids[query.index]) for query in out.queries)
+        shown = [self.picture_of(sample) for sample in ids]
+        pictures = self.score.add(shown, domains, wrong)
+        self.score.asked.update(shown[query.index] for query in out.queries)
         if self.files is not None:
             self._unwritten = functools.partial(
                 self._record, out.queries, self._last, numbers, domain, pictures, wrong, elapsed

@@ -25,7 +25,7 @@ from torch.utils import data as torch_data
 
 from wise_atta import errors, rng
 from wise_atta.data import catalog
-from wise_atta.data.datasets import Dataset, Place, fingerprint
+from wise_atta.data.datasets import Dataset, Place, fingerprint, picture_of
 from wise_atta.data.pictures import INTERPOLATIONS
 from wise_atta.stream import GRADUAL, ORDERS, PROTOCOLS, Batch, Plan, arrange
 
@@ -240,6 +240,10 @@ class DataStream(ABC):
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """What a run card needs to know about the data."""
+
+    def picture_of(self, sample_id: str) -> str:
+        """Which picture a sample shows, whatever was done to it."""
+        return picture_of(sample_id)
 
     @property
     def digests(self) -> list[str]:
@@ -501,6 +505,10 @@ class IterableStream(DataStream):
     def describe(self) -> dict[str, Any]:
         """The description, and how many samples have come so far."""
         return {"spec": self.spec.to_dict(), "digest": self.spec.digest, "samples": len(self._truth)}
+
+    def picture_of(self, sample_id: str) -> str:
+        """The id itself: what its parts mean is known to whoever gave it."""
+        return sample_id
 
     def __iter__(self) -> Iterator[Batch]:
         inputs: list[Tensor] = []
