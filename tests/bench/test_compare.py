@@ -123,6 +123,22 @@ def test_other_data_weights_and_versions_are_named(tmp_path: Path) -> None:
     assert found.only_a is None, "mistakes on different pictures are not compared one by one"
 
 
+def test_another_teacher_and_other_source_data_are_named(tmp_path: Path) -> None:
+    for name in ("a", "b", "early"):
+        plain(tmp_path / name)
+        card = read_json(tmp_path / name / "card.json")
+        if name != "early":
+            card["provenance"] |= {"teacher": {"weights_hash": name}, "source_data": {"pixels": name}}
+        write_json(tmp_path / name / "card.json", card)
+    a, b, early = (runs.read(tmp_path / name) for name in ("a", "b", "early"))
+    found = compare(a, b)
+    assert [(field.name, field.b) for field in found.weights] == [("teacher.weights_hash", "b")]
+    assert [(field.name, field.b) for field in found.data] == [("source_data.pixels", "b")]
+    assert not found.place and "although their data and their weights differ" in found.verdict()
+    silent = compare(a, early)
+    assert not silent.weights and not silent.data and not silent.place
+
+
 def test_runs_of_different_length_are_compared_as_far_as_both_go(tmp_path: Path) -> None:
     found = compare(plain(tmp_path / "a"), made(tmp_path / "b", WRONG[:4], domains=DOMAINS[:4]))
     assert not found.identical and any("A has 6 batches and B 4" in note for note in found.notes)

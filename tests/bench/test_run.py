@@ -211,6 +211,22 @@ def test_a_run_does_not_go_on_with_other_pictures(tmp_path: Path, classes: list[
         runs.run(one, tmp_path / "run", data=data, shelf=shelf)
 
 
+def test_a_run_goes_on_with_its_own_teacher_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher = {"method": "cema", "policy": None, "ratio": None, "delay": 0, "noise": 0.0, "teacher": "mine"}
+    one, load = Experiment.parse({**ONE.model_dump(), **teacher}), runs.load
+
+    def answer_with(seed: int) -> None:
+        names = {ONE.model: ONE.model, "mine": f"wise_atta/digits_cnn@random:{seed}"}
+        monkeypatch.setattr(runs, "load", lambda name, *_: load(names[name]))
+
+    answer_with(1)
+    with pytest.raises(Stopped):
+        runs.run(one, tmp_path, checkpoint=2, progress=stop_at(3))
+    answer_with(2)
+    with pytest.raises(errors.DataError, match="the teacher's weights here are others"):
+        runs.run(one, tmp_path)
+
+
 @pytest.mark.parametrize(("share", "made"), [(0.0, [2]), (math.inf, [2, 4, 6, 8])])
 def test_checkpoints_are_made_as_often_as_their_share_of_the_time_allows(
     tmp_path: Path, share: float, made: list[int], monkeypatch: pytest.MonkeyPatch

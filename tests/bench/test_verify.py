@@ -78,6 +78,30 @@ def test_a_card_that_says_something_else_is_found_out(
     assert not verdict.holds and words in str(verdict)
 
 
+@pytest.mark.parametrize(
+    ("fields", "path", "words"),
+    [
+        (
+            {"method": "cema", "teacher": ONE.model},
+            ("teacher", "weights_hash"),
+            "the teacher's weights here are others",
+        ),
+        ({"method": "eata", "source_data": "digits"}, ("source_data", "fingerprint"), "the source pictures here"),
+        ({"method": "eata", "source_data": "digits"}, ("source_data", "pixels"), "the source pixels here are others"),
+    ],
+)
+def test_a_card_also_answers_for_its_teacher_and_source_data(
+    card: dict[str, Any], fields: dict[str, Any], path: tuple[str, str], words: str
+) -> None:
+    assert path[0] not in card["provenance"], "this one has none"
+    made = once(ONE.model_copy(update={"options": {}, **fields}))
+    assert verify(made).holds
+    assert words in str(verify(changed(made, "provenance", *path, value="0" * 64)))
+    early = copy.deepcopy(made)
+    del early["provenance"][path[0]]
+    assert verify(early).holds, "early cards do not tell"
+
+
 def test_elsewhere_a_card_is_held_to_logits_and_spread(card: dict[str, Any]) -> None:
     there = changed(card, "provenance", "versions", "torch", value="1.0")
     verdict = verify(there)

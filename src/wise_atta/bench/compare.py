@@ -161,7 +161,6 @@ def compare(a: Run, b: Run, *, tolerance: float = TOLERANCE) -> Comparison:
     """
     if not tolerance >= 0:
         raise errors.BadConfig(f"tolerance is {tolerance}: it must be zero or more")
-    stream_a, stream_b = ({name: run.provenance["stream"].get(name) for name in _STREAM} for run in (a, b))
     notes = [f"{run.name} ({run.where}) has no rows by batch" for run in (a, b) if not run.steps]
     if a.steps and b.steps and len(a.steps) != len(b.steps):
         notes.append(
@@ -169,16 +168,14 @@ def compare(a: Run, b: Run, *, tolerance: float = TOLERANCE) -> Comparison:
         )
     if len({run.where.is_file() and run.where.suffix != ".json" for run in (a, b)}) == 2:
         notes.append("A bundle keeps numbers with 32 bits: what differs by less than a ten-millionth is its rounding")
-    unknown = {name for name in ("pixels",) if None in (stream_a[name], stream_b[name])}
-    spec_a, spec_b = (run.provenance["stream"].get("spec", {}) for run in (a, b))
     same = _same_samples(a, b)
     return Comparison(
         a=str(a.where),
         b=str(b.where),
         tolerance=tolerance,
         config=tuple(f for f in differing(a.experiment, b.experiment) if f.name not in _NOT_COMPARED),
-        data=(*differing(spec_a, spec_b), *(f for f in differing(stream_a, stream_b) if f.name not in unknown)),
-        weights=tuple(differing(a.provenance.get("model", {}), b.provenance.get("model", {}))),
+        data=(*_data(a, b, "stream"), *_data(a, b, "source_data", "source_data.")),
+        weights=(*_weights(a, b, "model"), *_weights(a, b, "teacher", "teacher.")),
         place=tuple(differing(_place(a), _place(b))),
         results=tuple(differing(_results(a), _results(b))),
         partings=tuple(_partings(a, b, tolerance)),
@@ -201,9 +198,28 @@ def differing(a: Mapping[str, Any], b: Mapping[str, Any], prefix: str = "") -> I
             yield Field(f"{prefix}{name}", mine, theirs)
 
 
+def _data(a: Run, b: Run, part: str, prefix: str = "") -> Iterator[Field]:
+    """What differs between two streams; nothing where a run has none, or its card does not tell."""
+    one, other = (run.provenance.get(part) for run in (a, b))
+    if one is None or other is None:
+        return
+    yield from differing(one.get("spec", {}), other.get("spec", {}), prefix)
+    mine, theirs = ({name: stream.get(name) for name in _STREAM} for stream in (one, other))
+    unknown = None in (mine["pixels"], theirs["pixels"])
+    yield from (f for f in differing(mine, theirs, prefix) if not (unknown and f.name == f"{prefix}pixels"))
+
+
+def _weights(a: Run, b: Run, part: str, prefix: str = "") -> Iterator[Field]:
+    """What differs between two models; nothing where a run has none, or its card does not tell."""
+    one, other = (run.provenance.get(part) for run in (a, b))
+    if one is not None and other is not None:
+        yield from differing(one, other, prefix)
+
+
 def _place(run: Run) -> dict[str, Any]:
     """What arithmetic was done with: versions, device, threads, modes."""
-    return {name: value for name, value in run.provenance.items() if name not in ("model", "stream", "parts")}
+    inputs = ("model", "teacher", "stream", "source_data", "parts")
+    return {name: value for name, value in run.provenance.items() if name not in inputs}
 
 
 def _results(run: Run) -> dict[str, Any]:

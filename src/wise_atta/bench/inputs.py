@@ -9,6 +9,9 @@ _HASHES = {
     ("model", "weights_hash"): "weights",
     ("stream", "fingerprint"): "pictures",
     ("stream", "pixels"): "pixels",
+    ("teacher", "weights_hash"): "teacher's weights",
+    ("source_data", "fingerprint"): "source pictures",
+    ("source_data", "pixels"): "source pixels",
 }
 
 

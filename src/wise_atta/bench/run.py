@@ -119,6 +119,8 @@ class Built:
     truth: Mapping[str, int]
     source: models.SourceModel
     device: torch.device
+    teacher: models.SourceModel | None = None
+    source_data: DataStream | Held | None = None
 
 
 def build(
@@ -150,9 +152,11 @@ def build(
     teacher = None if experiment.teacher is None else load(experiment.teacher, weights)
     if teacher is not None and "teacher" in methods.options(experiment.method):
         options["teacher"] = _teacher(teacher, where, source, dataset, "renorm")
+    source_data = None
     if experiment.source_data is not None:
         clean = StreamSpec(data=experiment.source_data, batch=experiment.batch, limit=2000, seed=experiment.seed)
-        options["source"] = list(opener(_cut(clean, source, data), data, device=where, workers=experiment.workers)[0])
+        source_data, _ = opener(_cut(clean, source, data), data, device=where, workers=experiment.workers)
+        options["source"] = list(source_data)
     try:
         method = methods.get(experiment.method, **options)
     except (TypeError, ValueError) as error:
@@ -205,7 +209,7 @@ def build(
         **{name: value for name, value in own.items() if value is not None},
         **experiment.fast,
     )
-    return Built(experiment, adapter, method, stream, truth, source, where)
+    return Built(experiment, adapter, method, stream, truth, source, where, teacher, source_data)
 
 
 def run(
@@ -518,7 +522,12 @@ def place_of(device: torch.device, threads: int) -> dict[str, Any]:
 
 def inputs_of(built: Built) -> dict[str, Any]:
     """Weights and pictures that a run's numbers rest on; after a whole pass with a hash of all pixels."""
-    return {"model": built.source.card(), "stream": built.stream.describe()}
+    found = {"model": built.source.card(), "stream": built.stream.describe()}
+    if built.teacher is not None:
+        found["teacher"] = built.teacher.card()
+    if built.source_data is not None:
+        found["source_data"] = built.source_data.describe()
+    return found
 
 
 def make_card(
