@@ -229,6 +229,15 @@ def test_runs_that_are_kept_are_not_made_again(
         measured(card, runs=3, kept=kept)
 
 
+def test_a_kept_error_is_held_to_the_card_like_one_just_found(card: dict[str, Any], tmp_path: Path) -> None:
+    assert measured(card, runs=3, kept=tmp_path) == card["spread"]
+    false = changed(card, "results", "error", value=card["results"]["error"] + 0.01)
+    (_, refused), (_, found) = measure([false, card], runs=3, kept=tmp_path)
+    assert isinstance(refused, errors.DataError) and "not at" in str(refused) and found == card["spread"]
+    elsewhere = changed(false, "provenance", "versions", "torch", value="1.0")
+    assert "low" in measured(elsewhere, runs=3, kept=tmp_path), "there it may come out otherwise"
+
+
 def test_a_run_on_other_pictures_is_not_kept(
     card: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -520,6 +520,17 @@ def place_of(device: torch.device, threads: int) -> dict[str, Any]:
     }
 
 
+def surroundings(device: torch.device, threads: int) -> dict[str, Any]:
+    """What a card says about where it was made."""
+    return {
+        "versions": versions(),
+        "device": device_name(device),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "threads": threads,
+        "tf32": device.type == "cuda" and torch.backends.cudnn.allow_tf32,
+    }
+
+
 def inputs_of(built: Built) -> dict[str, Any]:
     """Weights and pictures that a run's numbers rest on; after a whole pass with a hash of all pixels."""
     found = {"model": built.source.card(), "stream": built.stream.describe()}
@@ -566,13 +577,9 @@ def make_card(
         "provenance": {
             **inputs_of(built),
             "parts": repr(built.adapter),
-            "versions": versions(),
-            "device": device_name(built.device),
-            "instructions": torch.backends.cpu.get_cpu_capability(),
-            "threads": torch.get_num_threads(),
+            **surroundings(built.device, torch.get_num_threads()),
             "deterministic": built.experiment.deterministic,
             **({"excepted": excepted} if excepted else {}),
-            "tf32": built.device.type == "cuda" and torch.backends.cudnn.allow_tf32,
         },
     }
     # As it is read back from its file, tuples as lists.
