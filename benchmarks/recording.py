@@ -33,6 +33,7 @@ from wise_atta.adapter import Adapter
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.record import Folder
 from wise_atta.bench.run import CHECKPOINT_SHARE, Built, Recorder, device_name, pick_device
+from wise_atta.data import from_iterable
 from wise_atta.stream import Batch
 
 # Batches that are cycled through; warm-up steps of each side.
@@ -92,7 +93,8 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     experiment = Experiment(method=given.method, batch=given.batch, deterministic=False)
     with tempfile.TemporaryDirectory() as place:
         files = Folder(Path(place) / "run")
-        built = Built(experiment, recorded, method, stream, truth, None, device)  # type: ignore[arg-type]
+        # The batches are handed to the recorder one by one; of a stream it wants no more than what ids mean.
+        built = Built(experiment, recorded, method, from_iterable([])[0], truth, None, device)  # type: ignore[arg-type]
         recorder = Recorder(built, files)
 
         def alone(batch: Batch) -> list[int]:
