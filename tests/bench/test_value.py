@@ -181,6 +181,13 @@ def test_seeds_of_one_experiment_stay_together_whatever_they_spent(tmp_path: Pat
     assert point.runs == 3 and point.ratio == pytest.approx((12 + 8) / 3 / BATCHES)
 
 
+def test_runs_that_always_ask_stand_where_their_labels_are_whatever_ratio_they_were_given(tmp_path: Path) -> None:
+    tent = made(tmp_path / "tent", mistakes(0.3, "tent"), method="tent")
+    wise = made(tmp_path / "wise", mistakes(0.2, "wise"), policy="always", ratio=0.3, picked=every(1))
+    (point,) = value([tent, wise], replicates=10).of("wise")
+    assert (point.ratio, point.labels) == (1.0, BATCHES)
+
+
 def test_pairs_are_surer_than_two_runs_apart(tmp_path: Path) -> None:
     """Mistakes that both make cancel: the difference is known better than either error."""
     hard = mistakes(0.4, "hard")

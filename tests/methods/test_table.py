@@ -187,3 +187,13 @@ def test_a_misspelt_option_is_named_with_the_nearest_of_method_and_policy() -> N
         wa.methods.get("eatta", horizn=3)
     with pytest.raises(wa.errors.BadInput, match="not a str"):
         wa.adapt("resnet50", "wise")  # type: ignore[arg-type]
+
+
+def test_a_ratio_that_always_would_not_keep_is_refused() -> None:
+    for options in ({"ratio": 0.3}, {"ratio": 1, "labels": 3}):
+        with pytest.raises(wa.errors.BadConfig, match=r"'always' asks for . \(labels\) of every batch"):
+            wa.methods.get("wise", policy="always", **options)
+    with pytest.raises(wa.errors.BadConfig, match="all that its selector picks"):
+        wa.methods.get("cema", policy="always", ratio=0.3, teacher=small.net())
+    for options in ({}, {"ratio": 1}, {"ratio": 2.0, "labels": 2}):
+        assert type(wa.methods.get("wise", policy="always", **options).policy).__name__ == "Always"

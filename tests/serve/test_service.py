@@ -261,7 +261,7 @@ def test_a_stream_saved_under_another_budget_is_refused(tmp_path: Path) -> None:
     [
         ({"options": {"preset": "paper"}}, "does not keep the budget"),
         ({"options": {"preset": "paper/imagenet-c"}}, "does not keep the budget"),
-        ({"options": {"policy": "always"}}, "per"),
+        ({"options": {"policy": "always"}}, "always"),
         ({"streams": ("a", "a")}, "none twice"),
         ({"streams": ("a/b",)}, "letters"),
         ({"audit": 1.5}, "share"),

@@ -477,8 +477,9 @@ def by_method(runs: Sequence[Run]) -> dict[tuple[str, float], list[Run]]:
     names = method_names([run.experiment for run in runs])
     together: dict[tuple[str, float | None], list[Run]] = {}
     for run in runs:
-        given = run.experiment.get("ratio")
-        given = run.experiment.get("options", {}).get("ratio") if given is None else given
+        policy, given = (_asked(run.experiment, name) for name in ("policy", "ratio"))
+        # `always` keeps to no ratio.
+        given = None if policy == "always" else given
         together.setdefault((names[method_key(run.experiment)], given), []).append(run)
     found: dict[tuple[str, float], list[Run]] = {}
     for (method, given), some in together.items():
@@ -488,6 +489,12 @@ def by_method(runs: Sequence[Run]) -> dict[tuple[str, float], list[Run]]:
         asked = any(run.results["questions"]["asked"] for run in some)
         found.setdefault((method, float(ratio) if asked else 0.0), []).extend(some)
     return found
+
+
+def _asked(experiment: Mapping[str, Any], name: str) -> Any:
+    """What an experiment says about labels, as a field or else among its method's options."""
+    found = experiment.get(name)
+    return experiment.get("options", {}).get(name) if found is None else found
 
 
 def method_key(experiment: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from wise_atta import errors
@@ -95,10 +95,24 @@ def get(name: str, **options: Any) -> Method:
     for option in options:
         if option not in takes:
             raise errors.unknown(f"option of method {name!r}:", option, takes)
+    _check_always(name, options)
     try:
         return METHODS[name](**options)
     except TypeError as error:
         raise errors.BadConfig(f"method {name!r}: {error}") from error
+
+
+def _check_always(name: str, options: Mapping[str, Any]) -> None:
+    """Under `always` the labels of a batch are the ratio: another one would be said and not kept."""
+    if options.get("policy") != "always" or options.get("ratio") is None:
+        return
+    labels = options.get("labels", inspect.signature(METHODS[name]).parameters["labels"].default)
+    if options["ratio"] != labels:
+        said = "all that its selector picks" if labels is None else f"{labels} (labels) of every batch"
+        raise errors.BadConfig(
+            f"ratio is {float(options['ratio']):g}, but policy 'always' asks for {said}: leave the ratio out, or take "
+            "a policy that keeps to it, such as 'uniform'"
+        )
 
 
 def _takes(name: str) -> builtins.list[str]:
