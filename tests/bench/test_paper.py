@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +23,9 @@ from wise_atta.bench.chance import summarise
 from wise_atta.bench.experiment import read_cards
 from wise_atta.bench.paper import ITEMS, draw, experiments, item, places, tables
 from wise_atta.bench.paper.cli import app
-from wise_atta.bench.paper.gather import Gathered, Measured, gather, read
+from wise_atta.bench.paper.gather import Gathered, Measured, Run, gather, read
 from wise_atta.bench.paper.items import NETWORKS, STAGES
+from wise_atta.bench.paper.publish import facts
 from wise_atta.bench.record import write_cards
 from wise_atta.bench.rivals import SETTINGS
 from wise_atta.data import models
@@ -320,6 +323,119 @@ def test_runs_of_a_row_that_differ_in_more_than_the_seed_are_refused_unless_told
     told = invoke("show", "label-use", runs, tmp_path / "other", "--tuned", tuned)
     assert told.exit_code == 0
     assert "wise 0.02" in told.output
+
+
+def changed(run: Run, **fields: Any) -> Run:
+    """A run with other fields; `device` is where it was made, and what `options` and `stream` hold is added."""
+    card = copy.deepcopy(dict(run.card))
+    if "device" in fields:
+        card["provenance"]["device"] = fields.pop("device")
+    for name, value in fields.items():
+        old = card["experiment"][name]
+        card["experiment"][name] = {**old, **value} if isinstance(old, dict) else value
+    return replace(run, card=card)
+
+
+def uniform(run: Run) -> bool:
+    return run.card["experiment"]["policy"] == "uniform"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"stream": {"limit": 16}}, "digits, CTTA has runs that differ in stream: .*16.*32"),
+        ({"device": "another"}, "digits, CTTA has runs that differ in made on"),
+        ({"stream": {"seed": 3}}, "runs of seed 0 over the streams with seeds"),
+    ],
+)
+def test_rows_that_were_run_over_different_streams_or_on_different_devices_are_refused(
+    runs: Path, fields: dict[str, Any], said: str
+) -> None:
+    found = read([runs])
+    with pytest.raises(errors.DataError, match=said):
+        gather(item("label-use"), [changed(run, **fields) if uniform(run) else run for run in found], "digits")
+    # All alike, they are another stream or device, and as good.
+    first = [changed(run, **fields) for run in found if run.card["experiment"]["seed"] == 0]
+    assert gather(item("label-use"), first, "digits").runs
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"options": {"objective": "roid"}}, "objective is roid, not entropy"),
+        ({"options": {"supervise_norm": False}}, "supervise_norm is False, not True"),
+        ({"guard": True}, "guard is True, not False"),
+        ({"fast": {"precision": "bf16"}}, "fast is {'precision': 'bf16'}, not {}"),
+        ({"annotator": "teacher"}, "annotator is teacher, not oracle"),
+        ({"teacher": "digits", "source_data": "a"}, "source_data is a, not None, teacher is digits, not None"),
+    ],
+)
+def test_runs_that_are_not_those_of_a_row_are_left_out_and_said_to_be(
+    runs: Path, fields: dict[str, Any], said: str
+) -> None:
+    odd = [changed(run, **fields) if uniform(run) else run for run in read([runs])]
+    found = gather(item("label-use"), odd, "digits")
+    assert not found.cells["uniform", "digits ctta"].runs and found.cells["budget-paced", "digits ctta"].runs
+    assert f"2 of uniform at digits, CTTA whose {said}." in tables.text(found)
+
+
+def test_what_was_tuned_is_named_and_a_default_that_was_said_changes_nothing(runs: Path) -> None:
+    assert "Other options" not in tables.text(gathered("label-use", runs))
+    options = {"options": {"supervise_norm": True, "lr": 2.5e-4}}
+    said = gather(item("label-use"), [changed(run, **options) for run in read([runs])], "digits")
+    assert said.cells["uniform", "digits ctta"].runs
+    tuned = gather(item("label-use"), [changed(run, options={"lambda_sup": 0.5}) for run in read([runs])], "digits")
+    assert "Other options: wise lambda_sup 0.5." in tables.text(tuned)
+
+
+def test_tuned_options_choose_also_where_there_is_one_kind_of_run(runs: Path) -> None:
+    found = gather(item("label-use"), read([runs]), "digits", tuned={"wise": {"lr": 0.02}})
+    assert not found.runs
+    assert "2 of uniform at digits, CTTA whose lr is 0.00025, not 0.02" in tables.text(found)
+    assert len(facts(found)["left_out"]) == 3
+
+
+def test_two_outcomes_of_one_experiment_are_refused(runs: Path, tmp_path: Path) -> None:
+    cards = [dict(run.card) for run in read([runs])]
+    write_cards(tmp_path / "cards.json", cards)
+    assert len(read([runs, tmp_path])) == len(cards), "the same twice is one"
+    cards[0] = {**cards[0], "results": {**cards[0]["results"], "error": 1.0}}
+    write_cards(tmp_path / "cards.json", cards)
+    with pytest.raises(errors.DataError, match=r"the same experiment, .*, with different outcomes"):
+        read([runs, tmp_path])
+
+
+PUBLISHED = RESULTS / "cifar10" / "imagenet-c"
+
+
+def test_where_seeds_have_their_own_streams_all_rows_need_all_seeds() -> None:
+    """The published runs, as if each seed had its own stream: of what draws nothing there is the first seed alone."""
+    shared = gather(item("imagenet-c"), read([PUBLISHED]), "cifar10", protocols=["ctta"])
+    own = gather(
+        item("imagenet-c"),
+        [changed(run, stream={"seed": run.card["experiment"]["seed"]}) for run in read([PUBLISHED])],
+        "cifar10",
+        protocols=["ctta"],
+    )
+    gains = []
+    for found, wanted in ((shared, 1), (own, 3)):
+        assert found.cells["TENT", "cifar10 ctta"].wanted == wanted
+        tent, roid = (found.measured(row, "cifar10 ctta") for row in ("TENT", "ROID"))
+        assert tent is not None and roid is not None
+        gains.append(len(roid.minus(tent).by_seed))
+    assert gains == [3, 1], "on another stream it was not run"
+    (command,) = tables.missing_commands(own)
+    assert "--only TENT" in command and "--own-streams" in command
+
+
+def test_the_command_for_what_is_missing_keeps_the_length_of_each_protocol_s_stream() -> None:
+    def shorter(run: Run) -> Run:
+        return changed(run, stream={"limit": {"ctta": 64, "ftta": 32}[run.card["experiment"]["protocol"]]})
+
+    some = [shorter(run) for run in read([PUBLISHED]) if run.card["experiment"]["method"] != "tent"]
+    commands = tables.missing_commands(gather(item("imagenet-c"), some, "cifar10"))
+    limits = {("ctta" in command, re.findall(r"--limit (\d+)", command)[0]) for command in commands}
+    assert limits == {(True, "64"), (False, "32")}
 
 
 def test_labels_that_came_after_the_end_are_told_from_those_that_were_learned(runs: Path) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,30 +20,24 @@ from wise_atta.bench.paper.define import ALIASES, Spot, experiment_of, has_chanc
 from wise_atta.bench.paper.items import Column, Item, Row
 from wise_atta.bench.record import read_json, read_parquet
 from wise_atta.bench.rivals import SEEDS, SETTINGS
+from wise_atta.methods import METHODS
+from wise_atta.when import POLICIES
 
 T = TypeVar("T")
 TENTHS = 10
-# What makes a run one of a row. All else, such as a learning rate, has to be the same in all runs of the row.
-_FIELDS = (
-    *("data", "protocol", "severity", "batch", "model", "method", "policy", "utility", "selector", "ratio", "labels"),
-    *(
-        "exhaust",
-        "early",
-        "delay",
-        "noise",
-        "context",
-        "late_weight",
-        "late_limit",
-        "expires_after",
-        "statistics",
-        "prior",
-    ),
+# What tells one row from another: a run that differs there is another row's. One that differs elsewhere is no row's.
+_ROW = frozenset(
+    (
+        *("data", "protocol", "severity", "batch", "stream", "model", "method", "policy", "utility", "selector"),
+        *("ratio", "labels", "exhaust", "early", "delay", "noise", "context", "late_weight", "late_limit"),
+        *("expires_after", "statistics", "prior", "slack", "credit", "ties", "window", "warmup", "horizon", "total"),
+        *("exact", "block", "only_selected", "train_head"),
+    )
 )
-_OPTIONS = (
-    *("slack", "credit", "ties", "window", "warmup", "horizon", "total", "exact", "block", "only_selected"),
-    *("train_head", "statistics", "ratio", "policy", "selector", "utility", "labels"),
-)
+# Where and how fast a run happened; its own row is checked to agree in what of that changes numbers.
+_ANYWHERE = frozenset({"seed", "device", "threads", "deterministic", "workers", "tag"})
 _FREE = frozenset({"seed", "workers", "tag"})
+_OF_POLICIES = frozenset(name for policy in POLICIES.values() for name in inspect.signature(policy).parameters)
 
 
 @dataclass(frozen=True)
@@ -105,7 +100,7 @@ def read(paths: Sequence[Path], problems: list[str] | None = None) -> list[Run]:
     A folder of a run holds `card.json`; published runs are a list, `cards.json`, with `series.json` beside it.
     `problems` takes what cannot be read, which otherwise is an error.
     """
-    found: dict[str, Run] = {}
+    found: dict[str, tuple[Run, Path]] = {}
     for path in paths:
         if not path.exists():
             raise errors.DataError(f"{path} does not exist: give folders of runs, bundles, or published cards")
@@ -118,8 +113,14 @@ def read(paths: Sequence[Path], problems: list[str] | None = None) -> list[Run]:
                 problems.append(str(error))
                 continue
             for run in runs:
-                found.setdefault(f"{run.card['digest']} {run.card['provenance'].get('device')}", run)
-    return list(found.values())
+                key = f"{run.card['digest']} {run.card['provenance'].get('device')}"
+                first, there = found.setdefault(key, (run, file))
+                if first.card["results"]["error"] != run.card["results"]["error"]:
+                    raise errors.DataError(
+                        f"{there} and {file} hold the same experiment, {run.card['digest']}, with different outcomes: "
+                        "leave one out"
+                    )
+    return [run for run, _ in found.values()]
 
 
 def _in(file: Path) -> list[Run]:
@@ -155,11 +156,21 @@ def _whole(file: Path, card: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cell:
-    """The runs of one row at one place, by seed."""
+    """The runs of one row at one place, by seed.
+
+    Parameters
+    ----------
+    left_out
+        Where there are none: runs that would be, but for what is said.
+    own_streams
+        Whether seeds have streams of their own at this place.
+    """
 
     row: Row
     spot: Spot
     runs: tuple[Run, ...]
+    left_out: tuple[str, ...] = ()
+    own_streams: bool = False
 
     def values(self, domain: str | None = None, result: str = "error") -> dict[int, float]:
         """A result by seed: of the whole stream, or the error in one domain."""
@@ -189,9 +200,14 @@ class Cell:
         return {name: value for name, value in options.items() if name not in known or known[name] != value}
 
     @property
+    def drawn(self) -> bool:
+        """Whether another seed can give other numbers, by its draws or by its stream."""
+        return self.own_streams or has_chance(self.row)
+
+    @property
     def wanted(self) -> int:
-        """How many seeds are enough: the paper's three; one where nothing is drawn, unless streams differ as well."""
-        return len(SEEDS) if has_chance(self.row) else max(1, len(self.runs))
+        """How many seeds are enough: the paper's three; one where nothing is drawn."""
+        return len(SEEDS) if self.drawn else max(1, len(self.runs))
 
 
 @dataclass(frozen=True)
@@ -270,7 +286,7 @@ class Gathered:
             cell = self.cell(row, place)
             if cell is None or not cell.runs:
                 return None
-            parts.append(Measured(cell.values(column.domain), has_chance(cell.row)))
+            parts.append(Measured(cell.values(column.domain), cell.drawn))
         total = functools.reduce(Measured.plus, parts)
         return Measured({seed: value / len(parts) for seed, value in total.by_seed.items()}, total.drawn)
 
@@ -295,13 +311,14 @@ def gather(
 ) -> Gathered:
     """Lay runs to the rows of a table or figure.
 
-    Where a row has runs that differ in more than the seed, `tuned` decides; without it that is an error.
+    Where a row has runs that differ in more than the seed, `tuned` decides; without it that is an error. So it is where
+    rows of a place were run over different streams, or on different devices.
     """
-    cells = {
-        (row.name, spot.name): Cell(row, spot, _of_row(row, spot, runs, tuned or {}))
-        for spot in places(found, on, protocols)
-        for row in rows(found, spot)
-    }
+    cells: dict[tuple[str, str], Cell] = {}
+    for spot in places(found, on, protocols):
+        here = [_cell(row, spot, runs, tuned or {}) for row in rows(found, spot)]
+        own = _one_stream(spot, [run for cell in here for run in cell.runs])
+        cells |= {(cell.row.name, spot.name): replace(cell, own_streams=own) for cell in here}
     return Gathered(found, None if on is None else ALIASES.get(on, on), cells)
 
 
@@ -312,42 +329,78 @@ def settings_of(runs: Sequence[Run]) -> list[str | None]:
     return at_hand or [None]
 
 
-def _of_row(row: Row, spot: Spot, runs: Sequence[Run], tuned: Mapping[str, Mapping[str, Any]]) -> tuple[Run, ...]:
-    want = experiment_of(row, spot, {}).model_dump(mode="json")
+def _cell(row: Row, spot: Spot, runs: Sequence[Run], tuned: Mapping[str, Mapping[str, Any]]) -> Cell:
+    want = experiment_of(row, spot, tuned).model_dump(mode="json")
     groups: dict[str, list[Run]] = {}
+    odd: dict[str, int] = {}
     for run in runs:
         have = run.card["experiment"]
-        if _is_of(have, want):
+        apart = _apart(have, want, tuned.get(row.method, {}))
+        if not apart:
             key = {name: value for name, value in have.items() if name not in _FREE}
-            key["stream"] = {name: value for name, value in have["stream"].items() if name != "seed"}
-            key["made on"] = run.card["provenance"].get("device")
-            groups.setdefault(json.dumps(key, sort_keys=True), []).append(run)
-    if len(groups) > 1 and row.method in tuned:
-        chosen = tuned[row.method].items()
-        groups = {
-            key: group for key, group in groups.items() if chosen <= group[0].card["experiment"]["options"].items()
-        }
-    if len(groups) > 1:
-        keys = [json.loads(key) for key in groups]
-        differ = [name for name in keys[0] if any(key.get(name) != keys[0][name] for key in keys[1:])]
-        raise errors.DataError(
-            f"row {row.name!r} at {spot.title} has runs that differ in {', '.join(differ)}: "
-            + "; ".join(str({name: key.get(name) for name in differ}) for key in keys)
-            + ". Give folders with one kind of run, or --tuned to choose by options"
-        )
+            groups.setdefault(json.dumps({**key, **_ran_on(run)}, sort_keys=True), []).append(run)
+        elif not apart.keys() & _ROW:
+            said = ", ".join(f"{name} is {mine}, not {its}" for name, (mine, its) in apart.items())
+            odd[said] = odd.get(said, 0) + 1
+    _refuse_several(f"row {row.name!r} at {spot.title}", list(groups), ", or --tuned to choose by options")
     found = next(iter(groups.values()), [])
     if len({int(run.card["experiment"]["seed"]) for run in found}) < len(found):
         raise errors.DataError(
             f"row {row.name!r} at {spot.title} has runs of one seed on several streams: give folders of one kind"
         )
-    return tuple(sorted(found, key=lambda run: int(run.card["experiment"]["seed"])))
+    left_out = [f"{times} of {row.name} at {spot.title} whose {said}" for said, times in odd.items()]
+    by_seed = sorted(found, key=lambda run: int(run.card["experiment"]["seed"]))
+    return Cell(row, spot, tuple(by_seed), () if found else tuple(left_out))
 
 
-def _is_of(have: Mapping[str, Any], want: Mapping[str, Any]) -> bool:
-    options, wanted = have["options"], want["options"]
+def _apart(have: Mapping[str, Any], want: Mapping[str, Any], fixed: Collection[str]) -> dict[str, tuple[Any, Any]]:
+    """What keeps a run from being one of a row: by name, what it has and what the row has.
+
+    Numbers of the method, such as a learning rate, may have been tuned, but for those that are `fixed`.
+    """
     stream, asked = ({k: v for k, v in one["stream"].items() if k not in ("limit", "seed")} for one in (have, want))
-    return (
-        all(have.get(name, want[name]) == want[name] for name in _FIELDS)
-        and all(options.get(name) == wanted.get(name) for name in _OPTIONS)
-        and stream == asked
-    )
+    found = {"stream": (stream, asked)} if stream != asked else {}
+    for name in want.keys() - _ANYWHERE - {"stream", "options"}:
+        if have.get(name, want[name]) != want[name]:
+            found[name] = have[name], want[name]
+    options, wanted = have["options"], want["options"]
+    takes = inspect.signature(METHODS[want["method"]]).parameters
+    for name in options.keys() | wanted.keys():
+        # With a preset what was not given is the preset's.
+        default = takes[name].default if name in takes and "preset" not in wanted else None
+        mine, its = options.get(name, default), wanted.get(name, default)
+        number = isinstance(options.get(name), int | float) and not isinstance(mine, bool)
+        if mine != its and not (number and name not in {*fixed, *_OF_POLICIES, "labels"}):
+            found[name] = mine, its
+    return dict(sorted(found.items()))
+
+
+def _ran_on(run: Run) -> dict[str, Any]:
+    """Over which stream a run went, whatever its seed, and on what."""
+    stream = {name: value for name, value in run.card["experiment"]["stream"].items() if name != "seed"}
+    return {"stream": stream, "made on": run.card["provenance"].get("device")}
+
+
+def _one_stream(spot: Spot, runs: Sequence[Run]) -> bool:
+    """Refuse rows that were run over different streams, or on different devices; say whether seeds have their own."""
+    _refuse_several(spot.title, list(dict.fromkeys(json.dumps(_ran_on(run), sort_keys=True) for run in runs)))
+    orders: dict[int, int] = {}
+    for run in runs:
+        seed, order = (int(one.get("seed", 0)) for one in (run.card["experiment"], run.card["experiment"]["stream"]))
+        if orders.setdefault(seed, order) != order:
+            raise errors.DataError(
+                f"{spot.title} has runs of seed {seed} over the streams with seeds {orders[seed]} and {order}: give "
+                "folders with one kind of run, with --own-streams or without"
+            )
+    return any(orders.values())
+
+
+def _refuse_several(who: str, kinds: Sequence[str], more: str = "") -> None:
+    if len(kinds) > 1:
+        keys = [json.loads(kind) for kind in kinds]
+        differ = [name for name in keys[0] if any(key.get(name) != keys[0][name] for key in keys[1:])]
+        raise errors.DataError(
+            f"{who} has runs that differ in {', '.join(differ)}: "
+            + "; ".join(str({name: key.get(name) for name in differ}) for key in keys)
+            + f". Give folders with one kind of run{more}"
+        )

@@ -73,5 +73,6 @@ def facts(found: Gathered) -> dict[str, Any]:
             }
             for cell in found.cells.values()
         ],
+        "left_out": [said for cell in found.cells.values() for said in cell.left_out],
         "missing": tables.missing_commands(found),
     }

@@ -36,6 +36,9 @@ def text(found: Gathered, *, domains: bool = False, tuned: Path | None = None) -
         parts.append(basis(found))
     parts += _errors_on_hand(found) if found.on is not None else _errors_of_paper(found, domains)
     parts += [part for part in (_quotes(found), _tenths(found), _queries(found)) if part]
+    left_out = [said for cell in found.cells.values() for said in cell.left_out]
+    if left_out:
+        parts.append("Runs that were left out, since they are not those of a row: " + "; ".join(left_out) + ".")
     commands = missing_commands(found, tuned)
     if commands:
         parts.append("Not run, or not with all seeds:\n\n```sh\n" + "\n".join(commands) + "\n```")
@@ -43,7 +46,7 @@ def text(found: Gathered, *, domains: bool = False, tuned: Path | None = None) -
 
 
 def basis(found: Gathered) -> str:
-    """What the numbers rest on, in a line: stream, learning rates, device."""
+    """What the numbers rest on, in a line: stream, what was tuned, device."""
     cards = [run.card for run in found.runs]
     sizes = Counter(
         (card["experiment"]["data"], card["results"]["batches"], card["experiment"]["batch"]) for card in cards
@@ -59,6 +62,14 @@ def basis(found: Gathered) -> str:
     devices = ", ".join(dict.fromkeys(str(card["provenance"]["device"]) for card in cards))
     torch = ", ".join(dict.fromkeys(str(card["provenance"]["versions"]["torch"]) for card in cards))
     rate = f" Learning rates: {said}; otherwise the methods' own." if said else " Learning rates: the methods' own."
+    others = dict.fromkeys(
+        f"{cell.row.method} {name} {value}"
+        for cell in found.cells.values()
+        if cell.runs
+        for name, value in cell.tuned.items()
+        if name != "lr"
+    )
+    rate += f" Other options: {', '.join(others)}." if others else ""
     own = any(card["experiment"]["stream"].get("seed") for card in cards)
     seeds = "Each seed has its own stream." if own else "Seeds change the methods' draws, not the stream."
     return f"{len(cards)} runs: {streams}.{rate} {seeds} {devices}, torch {torch}."
@@ -274,6 +285,10 @@ def _queries(found: Gathered) -> str:
 
 def command(found: Gathered, only: Sequence[str] = (), protocols: Sequence[str] = (), tuned: Path | None = None) -> str:
     """The command that runs a table or figure, or some of its rows, as the others were run."""
+    cells = [cell for cell in found.cells.values() if cell.runs]
+    # Under two protocols streams may be of two lengths.
+    cells = [cell for cell in cells if cell.spot.setting.fields["protocol"] in protocols] or cells
+    runs = [run for cell in cells for run in cell.runs]
     words = ["wise-atta", "paper", "run", found.item.name]
     if found.on is not None:
         words += ["--on", found.on]
@@ -283,10 +298,10 @@ def command(found: Gathered, only: Sequence[str] = (), protocols: Sequence[str] 
         words += ["--only", row]
     if tuned is not None:
         words += ["--tuned", str(tuned)]
-    if any(run.card["experiment"]["stream"].get("seed") for run in found.runs):
+    if any(run.card["experiment"]["stream"].get("seed") for run in runs):
         words.append("--own-streams")
-    limits = {cell.limit for cell in found.cells.values() if cell.runs}
-    devices, threads = ({run.card["experiment"].get(name) for run in found.runs} for name in ("device", "threads"))
+    limits = {cell.limit for cell in cells}
+    devices, threads = ({run.card["experiment"].get(name) for run in runs} for name in ("device", "threads"))
     for flag, values in (
         ("--limit", limits - {None}),
         ("--device", devices - {"auto"}),
