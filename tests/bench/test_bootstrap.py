@@ -68,6 +68,16 @@ def test_runs_vary_as_much_as_their_mean_does() -> None:
     assert (bootstrap.draws(1, 5, rng.numpy(0, "runs")) == 1).all(), "one run says nothing about chance"
 
 
+@pytest.mark.parametrize("streams", [2, 3, 5, 10])
+def test_an_interval_over_few_streams_holds_what_is_true_as_often_as_it_says(streams: int) -> None:
+    draw, trials = rng.numpy(0, "streams"), 600
+    found = [
+        bootstrap.interval(bootstrap.student(streams, 1000, draw) @ draw.normal(size=streams)) for _ in range(trials)
+    ]
+    # Of 600 intervals 95 % hold zero, give or take 0.9 %.
+    assert sum(low <= 0 <= high for low, high in found) / trials == pytest.approx(0.95, abs=0.025)
+
+
 def test_break_even_of_a_case_worked_out_by_hand() -> None:
     # +3 points at 0.1, +1 at 0.3, −1 at 0.5: zero is half way between 0.3 and 0.5.
     assert bootstrap.break_even([0.1, 0.3, 0.5], np.array([[3.0], [1.0], [-1.0]])).tolist() == pytest.approx([0.4])

@@ -280,9 +280,28 @@ def test_streams_of_several_seeds_are_compared_within_each(tmp_path: Path) -> No
     pairs = [b.results["error"] - a.results["error"] for a, b in zip(runs[::2], runs[1::2], strict=True)]
     assert point.against is not None and point.against.all.mean == pytest.approx(np.mean(pairs))
     half = (point.against.all.high - point.against.all.low) / 2
-    assert half == pytest.approx(1.96 * np.std(pairs, ddof=1) / np.sqrt(6), rel=0.15)
+    # Of t with 5 degrees of freedom, 97.5 %.
+    assert half == pytest.approx(2.571 * np.std(pairs, ddof=1) / np.sqrt(6), rel=0.1)
     with pytest.raises(errors.DataError, match=r"tent with ratio 0 has no run on the stream with seed 3"):
         value([run for run in runs if run.name != "tent3"], replicates=10)
+
+
+def test_two_streams_with_other_pictures_left_are_compared_on_those(tmp_path: Path) -> None:
+    runs = []
+    for seed, picked in ((0, every(2)), (1, every(1))):
+        runs.append(made(tmp_path / f"tent{seed}", mistakes(0.3, "tent", seed), method="tent", stream_seed=seed))
+        wrong = mistakes(0.2, "wise", seed)
+        runs.append(made(tmp_path / f"wise{seed}", wrong, ratio=0.5, picked=picked, stream_seed=seed))
+    against = value(runs, replicates=2000).of("wise")[0].against
+    assert against is not None and against.never_asked is not None
+    left = [
+        b.results["error_never_asked"] - 100 * np.mean(~a.hits[b.never_asked])
+        for a, b in zip(runs[::2], runs[1::2], strict=True)
+    ]
+    assert against.never_asked.mean == pytest.approx(
+        np.average(left, weights=[run.never_asked.sum() for run in runs[1::2]])
+    )
+    assert against.never_asked.low < min(left) and against.never_asked.high > max(left)
 
 
 @pytest.mark.parametrize(
@@ -320,6 +339,45 @@ def test_a_copy_is_no_second_seed_and_two_outcomes_of_one_experiment_are_refused
     other = made(tmp_path / "other", mistakes(0.2, "other"), ratio=0.5, picked=every(2))
     with pytest.raises(errors.DataError, match="same experiment with different outcomes"):
         value([tent, wise, other])
+
+
+def test_one_seed_on_other_threads_is_no_second_one(tmp_path: Path) -> None:
+    def with_threads(threads: int, wrong: NDArray[np.bool_], **fields: Any) -> Run:
+        asks = {"ratio": 0.5, "picked": every(2), "threads": threads}
+        return made(tmp_path / f"wise-{threads}", wrong, **asks, **fields)
+
+    tent = made(tmp_path / "tent", mistakes(0.3, "tent"), method="tent")
+    one, same = (with_threads(threads, mistakes(0.2, "wise")) for threads in (1, 2))
+    ten = np.linspace(15, 25, 10).tolist()
+    (alone,) = value([tent, with_spread(one, ten)], replicates=50).of("wise")
+    assert value([tent, same, with_spread(one, ten)], replicates=50).of("wise") == [alone] and alone.runs == 1
+    with pytest.raises(errors.DataError, match="same seed and different outcomes"):
+        value([tent, one, with_threads(2, mistakes(0.2, "other"))])
+    own = [
+        with_threads(2, mistakes(0.2, "other"), stream_seed=1),
+        made(tmp_path / "1", mistakes(0.3, "b"), method="tent", stream_seed=1),
+    ]
+    assert value([tent, one, *own], replicates=50).of("wise")[0].runs == 2, "another stream is another draw"
+
+
+def test_a_run_that_asks_for_nothing_counts_once_whatever_ratio_it_was_given(tmp_path: Path) -> None:
+    asking = made(tmp_path / "wise", mistakes(0.2, "wise"), ratio=0.5, policy="paced", picked=every(2))
+    never = [
+        made(tmp_path / f"{ratio}", mistakes(0.3, "never"), policy="never", ratio=ratio, seed=seed)
+        for ratio in (0.25, 0.5)
+        for seed in (0, 41)
+    ]
+    assert value([asking, *never], replicates=10).best.runs == 2
+
+
+def test_a_stream_of_one_s_own_has_as_many_batches_as_came(tmp_path: Path) -> None:
+    runs = [
+        made(tmp_path / "tent", mistakes(0.3, "tent"), method="tent"),
+        made(tmp_path / "wise", mistakes(0.2, "wise"), ratio=0.5, picked=every(2)),
+    ]
+    for run in runs:
+        del run.provenance["stream"]["batches"]
+    assert "24 batches, 192 samples" in value(runs, replicates=10).markdown()
 
 
 def test_something_must_ask_and_something_must_not(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from wise_atta import errors, rng, when
 from wise_atta.bench import bootstrap
 from wise_atta.bench.bootstrap import Array
-from wise_atta.bench.chance import all_nudged, combined, pooled
+from wise_atta.bench.chance import all_nudged, combined, nudged, pooled
 from wise_atta.bench.demo import Interval
 from wise_atta.bench.figures import Figure, Panel, Series
 from wise_atta.bench.runs import Run, distinct
@@ -330,7 +330,11 @@ def value(runs: Sequence[Run], *, seed: int = 0, replicates: int = REPLICATES, l
     points.sort(key=lambda point: (point.kind == "asking", point.method if point.kind == "asking" else "", point.ratio))
     first = runs[0].provenance["stream"]
     return Value(
-        {name: first.get(name) for name in ("spec", "fingerprint", "pixels", "samples", "batches")},
+        {
+            **{name: first.get(name) for name in ("spec", "fingerprint", "pixels")},
+            # A stream of one's own does not know its end before it comes.
+            **{name: runs[0].results[name] for name in ("samples", "batches")},
+        },
         best.method,
         tuple(points),
         tuple(_break_evens(groups, best, differences, "all")),
@@ -452,6 +456,7 @@ def _group(runs: Sequence[Run], streams: Mapping[int, Run]) -> list[_Group]:
         by_stream: dict[int, list[Run]] = {}
         for run in some:
             by_stream.setdefault(int(run.provenance["stream"]["spec"].get("seed", 0)), []).append(run)
+        by_stream = {stream: _one_a_seed(runs) for stream, runs in by_stream.items()}
         missing = streams.keys() - by_stream.keys()
         first = next(iter(by_stream.values()))[0]
         if missing:
@@ -461,6 +466,20 @@ def _group(runs: Sequence[Run], streams: Mapping[int, Run]) -> list[_Group]:
             )
         groups.append(_Group(f"{method}@{ratio:g}", method, _kind(some), ratio, _core(first.experiment), by_stream))
     return groups
+
+
+def _one_a_seed(runs: Sequence[Run]) -> list[Run]:
+    """Each seed once: on other threads, or with a ratio that nothing was asked under, it is no second draw."""
+    found: dict[int, Run] = {}
+    # Of runs that are the same, one that knows its spread.
+    for run in sorted(runs, key=lambda run: not nudged(run.card)):
+        first = found.setdefault(int(run.experiment["seed"]), run)
+        if not np.array_equal(first.hits, run.hits):
+            raise errors.DataError(
+                f"{_at(first)} and {_at(run)} are runs of one method with the same seed and different outcomes, as on "
+                "other devices or threads: leave one out; `wise-atta compare` shows where they part"
+            )
+    return [run for run in runs if found[int(run.experiment["seed"])] is run]
 
 
 def _kind(runs: Sequence[Run]) -> Kind:
@@ -557,7 +576,7 @@ class _Sampler:
 
     With one stream, blocks of its batches and the runs of each method are redrawn; where it is known from nudged runs
     how far runs come apart, their mean is moved by as much instead. With several streams the stream is what is redrawn:
-    all that varies within one then varies between them.
+    all that varies within one then varies between them. How much it varies is known from few, as Student's t does.
     """
 
     streams: Mapping[int, Run]
@@ -568,7 +587,7 @@ class _Sampler:
 
     def __post_init__(self) -> None:
         if len(self.streams) > 1:
-            drawn = bootstrap.draws(len(self.streams), self.replicates, rng.numpy(self.seed, "value.streams"))
+            drawn = bootstrap.student(len(self.streams), self.replicates, rng.numpy(self.seed, "value.streams"))
             shares = len(self.streams) * np.vstack([np.full(len(self.streams), 1 / len(self.streams)), drawn])
             for place, (stream, run) in enumerate(self.streams.items()):
                 self._batches[stream] = np.repeat(shares[:, place, None], len(run.sizes), axis=1).astype(np.float32)
@@ -610,7 +629,17 @@ class _Sampler:
             for place, run in enumerate(runs):
                 wrong += share[:, place] * self.sums(stream, ~run.hits)
                 seen += share[:, place] * self.sums(stream, np.ones(len(run.hits)))
-        return 100 * wrong / seen + self.moved(group)
+        return self.share(wrong, seen) + self.moved(group)
+
+    def share(self, part: Array, whole: Array) -> Array:
+        """A part of a whole in every replicate, in per cent; NaN where there is no whole.
+
+        Streams can count less than nothing in a replicate, so over several the share moves as it would for small moves.
+        """
+        if len(self.streams) > 1 and whole[0] > 0:
+            observed = part[0] / whole[0]
+            return np.asarray(100 * (observed + (part - observed * whole) / whole[0]))
+        return np.divide(100 * part, whole, out=np.full_like(part, np.nan), where=whole > 0)
 
 
 class _Pair:
@@ -634,8 +663,7 @@ class _Pair:
                     # Wrong here and right there counts one up, the other way round one down.
                     apart += share * sampler.sums(stream, kept * (other.hits.astype(int) - one.hits.astype(int)))
                     seen += share * sampler.sums(stream, kept)
-        found = np.divide(100 * apart, seen, out=np.full_like(apart, np.nan), where=seen > 0)
-        return found + sampler.moved(ours) - sampler.moved(theirs)
+        return sampler.share(apart, seen) + sampler.moved(ours) - sampler.moved(theirs)
 
     def result(self) -> Difference:
         # Where every picture was asked for, nothing is left to compare.
