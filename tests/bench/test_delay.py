@@ -89,3 +89,23 @@ def test_answers_after_the_end_never_come_unless_asked_early(tmp_path: Path) -> 
     for variant in variants[2:]:
         early = found[variant, "7"]
         assert (early["asked"], early["learned"], early["never came"]) == ("5", "5", "0")
+
+
+def test_variants_that_an_option_makes_the_same_are_one_run_and_two_lines(tmp_path: Path) -> None:
+    variants = ["plain", "head alone learns"]
+    options = {"supervise_norm": False}
+    runs = delay.experiments(
+        SMALL, [0, 1], lr=1e-3, options=options, delays=[0, 2], variants=variants, stream=STREAM | {"limit": 8}
+    )
+    cards = sweep(runs, Places(tmp_path))
+    assert [card["experiment"]["tag"] for card in cards] == [run.tag for run in runs]
+    assert len(list(tmp_path.iterdir())) == len({run.digest for run in runs}) == 4
+    found = cells(delay.table(cards))
+    assert found["plain", "2"]["error %"] == found["head alone learns", "2"]["error %"]
+    assert found["head alone learns", "2"]["against plain, same delay"] == "+0.00 ± 0.00"
+
+
+def test_a_seed_that_one_of_two_lacks_is_not_compared() -> None:
+    cards = [card("plain", 0, seed, error) for seed, error in ((0, 8.0), (1, 11.0), (2, 30.0))]
+    cards += [card("plain", 50, seed, error) for seed, error in ((2, 32.0), (1, 14.0))]
+    assert cells(delay.table(cards))["plain", "50"]["against delay 0"] == "+2.50 ± 0.71"

@@ -134,17 +134,24 @@ def table(cards: Sequence[dict[str, Any]]) -> str:
 
 def _rows(cards: Sequence[dict[str, Any]]) -> dict[tuple[str, int], Row]:
     """Runs by variant and delay; the streams of different seeds may be different ones."""
-    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for card in sorted(cards, key=lambda card: int(card["experiment"]["seed"])):
-        groups.setdefault((card["experiment"]["tag"], card["experiment"]["delay"]), []).append(card)
-    return {key: Row(group[0]["experiment"], tuple(group)) for key, group in groups.items()}
+    groups: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
+    for card in sorted(cards, key=_seed):
+        groups.setdefault((card["experiment"]["tag"], card["experiment"]["delay"]), {})[_seed(card)] = card
+    return {key: Row(next(iter(group.values()))["experiment"], tuple(group.values())) for key, group in groups.items()}
+
+
+def _seed(card: Mapping[str, Any]) -> int:
+    return int(card["experiment"]["seed"])
 
 
 def _difference(row: Row, other: Row | None) -> str:
     """Mean and deviation of the differences in error between runs of the same seed."""
     if other is None or other is row:
         return ""
-    differences = np.subtract(row.values("error"), other.values("error"))
+    ours, theirs = ({_seed(card): float(card["results"]["error"]) for card in one.cards} for one in (row, other))
+    differences = np.array([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
+    if not len(differences):
+        return ""
     sd = f" ± {differences.std(ddof=1):.2f}" if len(differences) > 1 else ""
     return f"{differences.mean():+.2f}{sd}"
 

@@ -118,7 +118,12 @@ def sweep(
             report(job.experiment, result)
     if failed is None and wrong:
         raise next(iter(wrong.values()))
-    return [cards[experiment.digest] for experiment in experiments if experiment.digest in cards]
+    return [_named(cards[one.digest], one) for one in experiments if one.digest in cards]
+
+
+def _named(card: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """A card under the name that was asked for: one run may stand for experiments of several."""
+    return {**card, "experiment": {**card["experiment"], "tag": experiment.tag}}
 
 
 def _check(engine: str | None, devices: Sequence[str] | None, address: str | None) -> None:
