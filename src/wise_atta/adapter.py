@@ -523,11 +523,12 @@ class Adapter:
         """The labels to learn now, and the ids of those that came too late for it. Frozen, it is not settled yet."""
         if self._frozen:
             return answered, []
-        oldest = -math.inf if self.late_limit is None else self._number - self.late_limit
+        limit = math.inf if self.late_limit is None else self.late_limit
         late = [item for item in answered if item.query.batch != out.number]
-        stale = [item.id for item in late if item.query.batch < oldest]
-        timely = [item.id for item in late if item.query.batch >= oldest]
-        left = {*stale, *timely[_LATE:]}
+        stale = [item.id for item in late if item.age_at(self._number) > limit]
+        # What is learned again grows no older by waiting, so what is new goes first.
+        timely = sorted((item for item in late if item.age_at(self._number) <= limit), key=lambda i: i.age is not None)
+        left = {*stale, *(item.id for item in timely[_LATE:])}
         return [item for item in answered if item.id not in left], stale
 
     def _labels(self, out: Prediction, forward: Forward, todo: Sequence[Answered]) -> Labels:
@@ -553,7 +554,7 @@ class Adapter:
             statistics = forward.statistics
         weight = item.answer.weight
         if self.late_weight is not None:
-            weight /= 1 + (self._number - item.query.batch) / self.late_weight
+            weight /= 1 + item.age_at(self._number) / self.late_weight
         return Late(inputs, item.label, weight, statistics)
 
     def _checked(self, answers: Mapping[str, AnswerLike]) -> list[Answered]:
@@ -576,7 +577,7 @@ class Adapter:
         if answers:
             self._desk.answer(answers)
         if learned:
-            self._desk.learned(learned)
+            self._desk.learned(learned, self._number)
         if stale:
             self._desk.dismiss(stale)
         expired, unseen = self._desk.expire(number)

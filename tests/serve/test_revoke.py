@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from serve.parts import comes_back, same, settled, twin
 from serve.web import post, running, token
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.exc import OperationalError
 from starlette.testclient import TestClient
 
@@ -19,6 +19,18 @@ from wise_atta.serve.service import Service
 
 # Every sample is asked about, in an order of chance: the questions are the same whatever was learned.
 EVERY: dict[str, Any] = {"ratio": 1, "audit": 0, "options": {"labels": 4, "policy": "uniform", "selector": "random"}}
+
+PEOPLE = (("boss", "admin"), ("good", "annotator"), ("bad", "annotator"))
+
+
+def say(service: Service, client: TestClient, who: dict[str, str], label: int) -> str:
+    """Answer the newest question."""
+    newest = select(db.Question.id).where(db.Question.state == "open").order_by(db.Question.seq.desc()).limit(1)
+    with service.ledger.read() as session:
+        name = session.scalars(newest).one()
+    said = client.post("/answers", json={"answers": [{"query": name, "label": label}]}, headers=who)
+    assert said.json() == {"taken": 1, "held": 0}
+    return name
 
 
 def fill(client: TestClient, service: Service, *, bad: bool) -> dict[str, list[str]]:
@@ -105,6 +117,35 @@ def test_without_the_log_it_starts_from_a_checkpoint_and_says_that_it_is_approxi
             assert {row.query for row in session.scalars(select(db.Learned))} == set(said["good"])
         notices = client.get("/notices", headers=boss).json()
         assert any(item["kind"] == "revoked" and item["body"]["exact"] is False for item in notices)
+
+
+def test_labels_are_learned_again_as_old_as_they_were_and_what_is_new_goes_first(tmp_path: Path) -> None:
+    with running(tmp_path, checkpoint_events=6, late_limit=3, **EVERY) as (client, service):
+        boss, good, bad = (token(service, *who) for who in PEOPLE)
+        post(client, 0, **boss)
+        settled(service)
+        say(service, client, bad, 2)
+        for number in range(1, 13):
+            post(client, number, **boss)
+            settled(service)
+            say(service, client, good, 1)
+        for number in range(13, 18):
+            post(client, number, **boss)
+        settled(service)
+        assert not client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss).json()["exact"]
+        desk = service.streams["default"].state.adapter._desk
+        assert desk is not None and [item.age_at(100) for item in desk.pending] == [1] * 12
+        new = say(service, client, good, 1)
+        for number in (18, 19):
+            post(client, number, **boss)
+            settled(service)
+            with service.ledger.read() as session:
+                assert session.get(db.Learned, ("default", new)) is not None
+        with service.ledger.read() as session:
+            assert db.count_by(session, db.Reply.status) == {"accepted": 13, "revoked": 1}
+            assert session.scalar(select(func.count()).select_from(db.Learned)) == 13
+        assert set(desk.state_dict()["ages"].values()) == {1}
+        comes_back(service)
 
 
 @pytest.mark.parametrize(("rate", "exact"), [(2.5e-4, True), (1e-3, False)])

@@ -99,6 +99,21 @@ def test_a_different_answer_is_a_conflict_before_and_after_learning(second: Any,
         desk.answer({"1-0": second})
 
 
+def test_how_old_a_label_was_when_it_was_learned_stays_with_it() -> None:
+    desk = desk_with(1, 0)
+    desk.learned(["1-0"], 4)
+    state = desk.state_dict()
+    assert state["ages"] == {"1-0": 3}
+    state["pending"][0]["age"] = 2
+    desk.load_state_dict(state)
+    assert desk.pending[0].age_at(50) == 2
+    # As an earlier release has saved it.
+    del state["ages"], state["pending"][0]["age"]
+    desk.load_state_dict(state)
+    assert desk.pending[0].age_at(50) == 48
+    assert desk.state_dict()["ages"] == {}
+
+
 def test_cant_tell_closes_the_question_and_a_class_afterwards_is_a_conflict() -> None:
     desk = desk_with(CANT_TELL)
     assert desk.open == []

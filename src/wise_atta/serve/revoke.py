@@ -8,7 +8,7 @@ heard the revoked answers.
 That takes a log that reaches back, and a service that was started with the same options all the while.
 
 Approximately: tensors, anchor, statistics and guard of the last checkpoint before the labels, and every other label
-learned since is learned again with the next batches, a few at a time.
+learned since is learned again with the next batches, a few at a time, as old as it was when it was first learned.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def _unlearn(
     session: Session, stream: str, desk: dict[str, Any], names: frozenset[str], relearn: list[str]
 ) -> list[str]:
     """Turn a desk back: revoked questions are open again, labels to be learned again are pending."""
-    counts, closed = desk["counts"], desk["closed"]
+    counts, closed, ages = desk["counts"], desk["closed"], desk["ages"]
     waiting = {item["query"]["id"]: item for item in desk["pending"]}
     for name in sorted(names):
         item = waiting.pop(name, None)
@@ -212,6 +212,7 @@ def _unlearn(
         if question is None or (item is None and name not in closed):
             continue
         end = closed.pop(name, None)
+        ages.pop(name, None)
         if end == "cant_tell":
             counts["cant_tell"] -= 1
         else:
@@ -226,7 +227,13 @@ def _unlearn(
             continue
         del closed[name]
         counts["learned"] -= 1
-        waiting[name] = {"query": question, "context": None, "answer": {"label": end, "by": None, "weight": 1.0}}
+        waiting[name] = {
+            "query": question,
+            "context": None,
+            "answer": {"label": end, "by": None, "weight": 1.0},
+            # Unknown where an earlier release learned it. It was learned, so it was not too old.
+            "age": ages.pop(name, 0),
+        }
         again.append(name)
     desk["pending"] = list(waiting.values())
     return again

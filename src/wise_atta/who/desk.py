@@ -49,11 +49,15 @@ class Counts:
 
 @dataclass(eq=False, slots=True)
 class Answered:
-    """A question with its class, and the context that was handed in when it was asked."""
+    """A question with its class, and the context that was handed in when it was asked.
+
+    `age` is set where the label was learned before and is to be learned again: how old, in batches, it was then.
+    """
 
     query: Query
     answer: Answer
     context: Any = None
+    age: int | None = None
 
     @property
     def id(self) -> str:
@@ -64,6 +68,10 @@ class Answered:
         assert isinstance(self.answer.label, int), "only classes are answered"
         return self.answer.label
 
+    def age_at(self, number: int) -> int:
+        """How many batches old the label is at a batch; learned again, it is as old as it was the first time."""
+        return number - self.query.batch if self.age is None else self.age
+
 
 @dataclass(eq=False, slots=True)
 class _Open:
@@ -73,13 +81,14 @@ class _Open:
 
 
 class Closed:
-    """How the latest questions ended: id → what was said. The oldest are forgotten."""
+    """How the latest questions ended: id → what was said, and how old a label was learned. The oldest are forgotten."""
 
     def __init__(self, remember: int) -> None:
         if remember < 0:
             raise errors.BadConfig(f"remember must be 0 or more, not {remember}")
         self.remember = remember
         self._ends: dict[str, int | str] = {}
+        self.ages: dict[str, int] = {}
 
     def __contains__(self, query_id: str) -> bool:
         return query_id in self._ends
@@ -87,19 +96,23 @@ class Closed:
     def __getitem__(self, query_id: str) -> int | str:
         return self._ends[query_id]
 
-    def add(self, query_id: str, end: int | str) -> None:
+    def add(self, query_id: str, end: int | str, age: int | None = None) -> None:
         self._ends[query_id] = end
+        if age is not None:
+            self.ages[query_id] = age
         while len(self._ends) > self.remember:
-            del self._ends[next(iter(self._ends))]
+            oldest = next(iter(self._ends))
+            del self._ends[oldest]
+            self.ages.pop(oldest, None)
 
     def state_dict(self) -> dict[str, int | str]:
         return dict(self._ends)
 
-    def restored(self, state: Mapping[str, int | str]) -> Closed:
+    def restored(self, state: Mapping[str, int | str], ages: Mapping[str, int] | None = None) -> Closed:
         """A new one with the ends that were saved."""
         closed = Closed(self.remember)
         for query_id, end in state.items():
-            closed.add(query_id, end)
+            closed.add(query_id, end, None if ages is None else ages.get(query_id))
         return closed
 
 
@@ -270,15 +283,18 @@ class Desk:
         self._counts["answered"] += len(new)
         return new
 
-    def learned(self, ids: Iterable[str]) -> None:
-        """The labels of these pending questions have been learned; only their labels are remembered from now on."""
-        self._counts["learned"] += self._close(ids)
+    def learned(self, ids: Iterable[str], number: int | None = None) -> None:
+        """The labels of these pending questions have been learned; only their labels are remembered from now on.
+
+        With the number of the batch that they were learned with, so is how old they were.
+        """
+        self._counts["learned"] += self._close(ids, number)
 
     def dismiss(self, ids: Iterable[str]) -> None:
         """The labels of these pending questions came too late and will not be learned."""
         self._counts["stale"] += self._close(ids)
 
-    def _close(self, ids: Iterable[str]) -> int:
+    def _close(self, ids: Iterable[str], number: int | None = None) -> int:
         ids = list(ids)
         if len(set(ids)) != len(ids):
             raise errors.AlreadyLearned(f"an id is there twice in {ids}: learn every label once")
@@ -290,7 +306,8 @@ class Desk:
             if query_id not in self._pending:
                 raise self._unknown(query_id)
         for query_id in ids:
-            self._closed.add(query_id, self._pending.pop(query_id).label)
+            item = self._pending.pop(query_id)
+            self._closed.add(query_id, item.label, None if number is None else item.age_at(number))
         return len(ids)
 
     def withdraw(self, ids: Iterable[str]) -> None:
@@ -338,10 +355,16 @@ class Desk:
                 for item in self._open.values()
             ],
             "pending": [
-                {"query": pack_query(item.query), "context": item.context, "answer": pack_answer(item.answer)}
+                {
+                    "query": pack_query(item.query),
+                    "context": item.context,
+                    "answer": pack_answer(item.answer),
+                    "age": item.age,
+                }
                 for item in self._pending.values()
             ],
             "closed": self._closed.state_dict(),
+            "ages": dict(self._closed.ages),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -360,10 +383,12 @@ class Desk:
                     unpack_query(item["query"]),
                     unpack_answer(item["answer"]),
                     plain(item["context"], "context", move),
+                    # Earlier releases kept no ages.
+                    item.get("age"),
                 )
                 for item in state["pending"]
             }
-            closed = self._closed.restored(state["closed"])
+            closed = self._closed.restored(state["closed"], state.get("ages"))
         if classes != self.classes:
             raise errors.StateMismatch(f"the state is of a model with {classes} classes, this one has {self.classes}")
         ended = counts.answered + counts.cant_tell + counts.expired
