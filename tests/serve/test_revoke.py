@@ -148,6 +148,30 @@ def test_labels_are_learned_again_as_old_as_they_were_and_what_is_new_goes_first
         comes_back(service)
 
 
+def test_an_approximate_revocation_undoes_no_reset(tmp_path: Path) -> None:
+    with running(tmp_path, checkpoint_events=6, **EVERY) as (client, service):
+        boss, good, bad = (token(service, *who) for who in PEOPLE)
+        for number in range(8):
+            post(client, number, **boss)
+            settled(service)
+            say(service, client, good, 1)
+        say(service, client, bad, 2)
+        post(client, 8, **boss)
+        assert client.post("/streams/default/reset", headers=boss).status_code == 200
+        post(client, 9, **boss)
+        settled(service)
+        kept = say(service, client, good, 1)
+        for number in range(10, 14):
+            post(client, number, **boss)
+        settled(service)
+        assert not client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss).json()["exact"]
+        fresh = service._make().state_dict()["adapter"]
+        same({name: fresh[name] for name in learned_part(service)}, learned_part(service))
+        desk = service.streams["default"].state.adapter._desk
+        assert desk is not None and [item.id for item in desk.pending] == [kept]
+        comes_back(service)
+
+
 @pytest.mark.parametrize(("rate", "exact"), [(2.5e-4, True), (1e-3, False)])
 def test_what_was_learned_by_other_options_is_not_called_exact(tmp_path: Path, rate: float, exact: bool) -> None:
     def options(lr: float) -> dict[str, Any]:

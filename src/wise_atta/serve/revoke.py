@@ -7,8 +7,9 @@ heard the revoked answers.
 
 That takes a log that reaches back, and a service that was started with the same options all the while.
 
-Approximately: tensors, anchor, statistics and guard of the last checkpoint before the labels, and every other label
-learned since is learned again with the next batches, a few at a time, as old as it was when it was first learned.
+Approximately: tensors, anchor, statistics and guard of the last checkpoint before the labels, or of the source if the
+stream was reset after that checkpoint, and every other label learned since is learned again with the next batches, a
+few at a time, as old as it was when it was first learned.
 """
 
 from __future__ import annotations
@@ -177,9 +178,11 @@ def _approximate(
     """The tensors of a checkpoint before the labels, in a stream where all later labels wait to be learned."""
     names = frozenset(row.query for row in rows)
     base = db.last_checkpoint(session, stream.name, before=first)
-    source = stream.make().state_dict() if base is None else unpack(base.state)
-    start = 0 if base is None else base.seq
     state = stream.state.state_dict()
+    if base is not None and base.seq >= state["since"]:
+        source, start = unpack(base.state), base.seq
+    else:
+        source, start = stream.make().state_dict(), state["since"]
     for name in ("update", "anchor", "running", "guard", "age"):
         state["adapter"][name] = source["adapter"][name]
     desk = state["adapter"]["desk"]

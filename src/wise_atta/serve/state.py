@@ -255,6 +255,8 @@ class State:
         self.audit = audit
         self.intake = intake
         self.position = 0
+        # Place of the last return to the source: nothing before it is in the tensors any more.
+        self.since = 0
         self.room: float = _ROOM
         self._shown: dict[str, None] = {}
         self._idle = isinstance(adapter.update, NoUpdate) and isinstance(adapter.policy, when.Never)
@@ -354,6 +356,7 @@ class State:
 
     def _reset(self, event: Event, without: Without) -> Outcome:
         self.adapter.reset(model=True, policy=bool(event.body["policy"]))
+        self.since = event.seq
         return Outcome(event.seq)
 
     def state_dict(self) -> dict[str, Any]:
@@ -362,6 +365,7 @@ class State:
             "audit": self.audit.state_dict(),
             "shown": list(self._shown),
             "position": self.position,
+            "since": self.since,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -372,7 +376,8 @@ class State:
             raise errors.StateMismatch(f"this is not the checkpoint of a stream: {error!r}") from error
         self.adapter.load_state_dict(adapter)
         self.audit.load_state_dict(audit)
-        self._shown, self.position = shown, position
+        # Earlier releases did not keep it.
+        self._shown, self.position, self.since = shown, position, int(state.get("since", 0))
 
 
 def _require_memory(error: errors.WiseAttaError) -> None:
