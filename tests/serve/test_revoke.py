@@ -172,6 +172,35 @@ def test_an_approximate_revocation_undoes_no_reset(tmp_path: Path) -> None:
         comes_back(service)
 
 
+@pytest.mark.parametrize(("limit", "batches"), [(None, 1), (None, 2), (1, 2)])
+def test_the_ledger_says_when_labels_were_learned_without_the_revoked_ones(
+    tmp_path: Path, limit: int | None, batches: int
+) -> None:
+    options = {**EVERY, "options": {**EVERY["options"], "labels": 12}, "late_limit": limit}
+    with running(tmp_path, keep_log=1, **options) as (client, service):
+        boss, good, bad = (token(service, *who) for who in PEOPLE)
+        post(client, 0, 12, **boss)
+        settled(service)
+        # Eight are learned with a batch: the ninth lie and the true labels wait behind them.
+        lies = [say(service, client, bad, 2) for _ in range(9)]
+        names = {say(service, client, good, 1) for _ in range(3)}
+        for number in range(batches):
+            post(client, 1 + number, 12, **boss)
+        settled(service)
+        first = service.streams["default"].state.position - batches + 1
+        with service.ledger.read() as session:
+            assert not names & set(session.scalars(select(db.Learned.query).where(db.Learned.seq == first)))
+        done = client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss).json()
+        assert done["exact"] and done["answers"] == 9
+        with service.ledger.read() as session:
+            assert {row.query: row.seq for row in session.scalars(select(db.Learned))} == dict.fromkeys(names, first)
+            assert {row.id for row in session.scalars(select(db.Question)) if row.state == "learned"} == names
+            status = {row.query: row.status for row in session.scalars(select(db.Reply).where(db.Reply.by == "good"))}
+        assert status == dict.fromkeys(names, "accepted")
+        assert set(lies) == {query.id for query in service.streams["default"].state.adapter.open if query.batch == 1}
+        comes_back(service)
+
+
 @pytest.mark.parametrize(("rate", "exact"), [(2.5e-4, True), (1e-3, False)])
 def test_what_was_learned_by_other_options_is_not_called_exact(tmp_path: Path, rate: float, exact: bool) -> None:
     def options(lr: float) -> dict[str, Any]:

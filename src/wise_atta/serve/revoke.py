@@ -25,8 +25,8 @@ from sqlalchemy.orm import Session
 from wise_atta import errors
 from wise_atta.serve import ledger as db
 from wise_atta.serve.ledger import Checkpoint, Learned, Question, Reply
-from wise_atta.serve.service import Stream
-from wise_atta.serve.state import State, Without, is_audit, pack, unpack
+from wise_atta.serve.service import Stream, record
+from wise_atta.serve.state import Outcome, State, Without, is_audit, pack, unpack
 from wise_atta.view import View
 from wise_atta.what import Selector
 from wise_atta.when import Account, Policy
@@ -39,6 +39,16 @@ class Revocation:
     answers: int
     exact: bool
     replayed: int
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """What going through the log again from a place on came to."""
+
+    start: int
+    state: dict[str, Any]
+    events: int
+    outcomes: Sequence[Outcome]
 
 
 class _Scripted(Selector):
@@ -78,14 +88,16 @@ def revoke(stream: Stream, *, by: str | None = None, queries: Sequence[str] | No
             return Revocation(0, True, 0)
         first = min(row.seq or 0 for row in rows)
         ids = [row.id for row in rows]
-        names = frozenset(row.query for row in rows)
         before = frozenset((row.seq or 0, row.query) for row in _revoked(session, stream.name))
         without: Without = before | {(row.seq or 0, row.query) for row in rows}
-        state, replayed = _replay(session, stream, first, without)
-        exact = state is not None
-        relearn: list[str] = []
-        if state is None:
-            state, relearn = _approximate(session, stream, first, rows)
+        replay = _replay(session, stream, first, without)
+        exact, replayed = replay is not None, 0 if replay is None else replay.events
+        if replay is None:
+            # What came too late has taught nothing, and its question stays closed.
+            rows = [row for row in rows if row.status == "accepted"]
+            first = min((row.seq or 0 for row in rows), default=stream.state.position)
+        names = frozenset(row.query for row in rows)
+        state, relearn = _approximate(session, stream, first, rows) if replay is None else (replay.state, [])
     after = stream.make()
     after.load_state_dict(state)
     saved, seq = pack(after.state_dict()), after.position
@@ -93,6 +105,8 @@ def revoke(stream: Stream, *, by: str | None = None, queries: Sequence[str] | No
     still = {query.id for query in after.adapter.open} | set(after.audit.open)
 
     def write(session: Session) -> None:
+        if replay is not None:
+            _enter(session, stream.name, replay)
         for some in db.portions(ids):
             session.execute(update(Reply).where(Reply.id.in_(some)).values(status="revoked"))
         db.move(session, stream.name, names & still, "open")
@@ -113,10 +127,14 @@ def revoke(stream: Stream, *, by: str | None = None, queries: Sequence[str] | No
 
 
 def _chosen(session: Session, stream: Stream, by: str | None, queries: Sequence[str] | None) -> list[Reply]:
-    """The answers to take back, of those that the learner has heard: the others came after the call for this."""
+    """The answers to take back, of those that the learner has heard: the others came after the call for this.
+
+    A person's answers that came too late are among them: in a replay they might come in time.
+    """
     which = Reply.by == by if queries is None else Reply.query.in_(queries)
+    counts = Reply.status.in_(("accepted", "late") if queries is None else ("accepted",))
     heard = Reply.seq <= stream.state.position
-    found = select(Reply).where(Reply.stream == stream.name, Reply.status == "accepted", heard, which)
+    found = select(Reply).where(Reply.stream == stream.name, counts, heard, which)
     rows = list(session.scalars(found))
     missing = sorted(set(queries or ()) - {row.query for row in rows})
     if missing:
@@ -128,17 +146,17 @@ def _revoked(session: Session, stream: str) -> list[Reply]:
     return list(session.scalars(select(Reply).where(Reply.stream == stream, Reply.status == "revoked")))
 
 
-def _replay(session: Session, stream: Stream, first: int, without: Without) -> tuple[dict[str, Any] | None, int]:
-    """The state after the whole log without some answers.
+def _replay(session: Session, stream: Stream, first: int, without: Without) -> _Replay | None:
+    """The whole log once more, without some answers.
 
     None where the log does not reach back far enough, or was learned by other options than those of today.
     """
     base = db.last_checkpoint(session, stream.name, before=first)
     start = 0 if base is None else base.seq
     if db.reaches_back_to(session, stream.name) > start:
-        return None, 0
+        return None
     if db.recipes(session, stream.name, 0.0 if base is None else base.at) != {stream.settings.recipe}:
-        return None, 0
+        return None
     twin = stream.make()
     if base is not None:
         twin.load_state_dict(unpack(base.state))
@@ -155,11 +173,27 @@ def _replay(session: Session, stream: Stream, first: int, without: Without) -> t
     adapter.selector = _Scripted(rows)
     # What was asked is asked again, however many wait without the revoked answers.
     twin.room = math.inf
-    count = 0
+    outcomes = []
     for event in db.events(session, stream.name, start, until=stream.state.position):
-        twin.apply(event, without)
-        count += 1
-    return _spliced(stream.state, twin), count
+        done = twin.apply(event, without)
+        # Questions, account and notices stay those of the live stream.
+        outcomes.append(Outcome(done.seq, learned=done.learned, expired=done.expired, late=done.late))
+    return _Replay(start, _spliced(stream.state, twin), len(outcomes), outcomes)
+
+
+def _enter(session: Session, stream: str, replay: _Replay) -> None:
+    """Let the ledger say what became of the labels in the replay: without the revoked ones, others came earlier."""
+    desk = replay.state["adapter"]["desk"]
+    pending = [] if desk is None else [item["query"]["id"] for item in desk["pending"]]
+    learned = {name: outcome.seq for outcome in replay.outcomes for name in outcome.learned}
+    before = session.scalars(select(Learned).where(Learned.stream == stream, Learned.seq > replay.start))
+    for differ in db.portions([row.query for row in before if learned.get(row.query) != row.seq]):
+        session.execute(delete(Learned).where(Learned.stream == stream, Learned.query.in_(differ)))
+    for timely in db.portions([*learned, *pending]):
+        found = Reply.stream == stream, Reply.query.in_(timely), Reply.status == "late"
+        session.execute(update(Reply).where(*found).values(status="accepted"))
+    db.move(session, stream, pending, "answered")
+    record(session, stream, replay.outcomes)
 
 
 def _spliced(live: State, twin: State) -> dict[str, Any]:
@@ -179,6 +213,8 @@ def _approximate(
     names = frozenset(row.query for row in rows)
     base = db.last_checkpoint(session, stream.name, before=first)
     state = stream.state.state_dict()
+    if not rows:
+        return state, []
     if base is not None and base.seq >= state["since"]:
         source, start = unpack(base.state), base.seq
     else:
