@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from serve.parts import crash, same, settled, twin
 from serve.web import post, running, token
 from sqlalchemy import func, select
 from starlette.testclient import TestClient
 
 from wise_atta.serve import ledger as db
+from wise_atta.serve import people
 from wise_atta.serve.service import Service
 
 
@@ -208,6 +210,25 @@ def test_whoever_differs_far_more_than_the_others_is_held_for_review(tmp_path: P
             row = states[item["query"]]
             assert row is not None and row.state == "open" and item["query"] not in learned
         same(service.streams["default"].state.state_dict(), twin(service).state_dict())
+
+
+def test_while_an_answer_waits_for_a_review_nobody_elses_is_said_to_be_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(people, "is_suspicious", lambda session, by, now: by == "bad")
+    with running(tmp_path, audit=0) as (client, service):
+        boss = token(service, "boss", "admin")
+        good, bad = token(service, "good", "annotator"), token(service, "bad", "annotator")
+        ask(client, service, **boss)
+        (query,) = client.get("/queries", headers=bad).json()["queries"]
+        assert answer(client, query, 3, bad).json() == {"taken": 0, "held": 1}
+        assert answer(client, query, 3, bad).status_code == 200
+        for label in (3, 1):
+            refused = answer(client, query, label, good)
+            assert refused.status_code == 409 and "review" in refused.json()["detail"]
+        (waiting,) = client.get("/review", headers=boss).json()
+        client.post("/review", json={"answers": [waiting["answer"]], "accept": False}, headers=boss)
+        assert answer(client, query, 3, good).json() == {"taken": 1, "held": 0}
 
 
 def test_reset_returns_the_model_and_leaves_the_account(tmp_path: Path) -> None:

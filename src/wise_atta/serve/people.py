@@ -141,6 +141,8 @@ def _check(session: Session, by: str, item: Said, classes: int, now: float) -> Q
             Reply.stream == item.stream, Reply.query == item.query, Reply.status.in_(("accepted", "held"))
         )
     ).first()
+    if standing is not None and standing.status == "held" and standing.by != by:
+        raise errors.Conflict(f"question {item.query!r} has an answer that waits for a review: ask for another one")
     before = None if standing is None else standing.label
     if before != (None if item.label == "cant_tell" else item.label):
         raise errors.Conflict(f"question {item.query!r} has another answer: the first one stands")
