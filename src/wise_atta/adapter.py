@@ -581,9 +581,12 @@ class Adapter:
         if stale:
             self._desk.dismiss(stale)
         expired, unseen = self._desk.expire(number)
-        if unseen and not self._free:
-            self.policy.refund(unseen)
+        self._refund(unseen)
         return expired
+
+    def _refund(self, labels: int) -> None:
+        if labels and not self._free:
+            self.policy.refund(labels)
 
     def answer(self, answers: Mapping[str, AnswerLike]) -> None:
         """Record answers without a batch at hand. Their labels are learned with the next `learn`."""
@@ -597,6 +600,14 @@ class Adapter:
         with self._lock:
             if self._desk is not None:
                 self._desk.show(ids)
+            elif ids:
+                raise errors.UnknownQuery(f"question {ids[0]!r} was never asked: no question was asked yet")
+
+    def give_up(self, ids: Sequence[str]) -> None:
+        """Close open questions without an answer. The labels of those that nobody has seen return to the account."""
+        with self._lock:
+            if self._desk is not None:
+                self._refund(self._desk.give_up(ids))
             elif ids:
                 raise errors.UnknownQuery(f"question {ids[0]!r} was never asked: no question was asked yet")
 
@@ -623,8 +634,7 @@ class Adapter:
             # Nobody has them: no label is spent.
             if self._desk is not None:
                 self._desk.withdraw([query.id for query in queries])
-            if queries and not self._free:
-                self.policy.refund(len(queries))
+            self._refund(len(queries))
             raise
 
     def _record(self, answers: Mapping[str, AnswerLike]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from serve.parts import database, same, send, settings, settled, small_model, twin
+from serve.parts import comes_back, database, same, send, settings, settled, small_model, twin
 from serve.test_people import answer, ask
 from serve.web import running
 from sqlalchemy import func, select
@@ -52,16 +52,43 @@ def test_questions_that_nobody_answered_in_time_are_given_up(tmp_path: Path) -> 
     for number in range(8):
         send(stream, number)
     settled(service)
-    spent = stream.state.spent
+    audited, asked = stream.state.audit.account.spent, stream.state.adapter.counts.asked
+    assert stream.state.spent == audited + asked and audited and asked
     write = close_old("default", time.time() + 1)
     service.ledger.write(write, lambda event: event and stream.learner.feed(event)).result()
     settled(service)
     assert stream.state.adapter.open == [] and stream.state.audit.open == {}
-    assert stream.state.spent == spent > 0
+    # Nobody was shown them: their labels return to the account, but for the audit's.
+    assert stream.state.spent == audited
     with service.ledger.read() as session:
-        assert db.count_by(session, db.Question.state) == {"cant_tell": spent}
+        assert db.count_by(session, db.Question.state) == {"expired": audited + asked}
+        assert session.scalar(select(func.sum(db.Charge.units))) == audited
     same(stream.state.state_dict(), twin(service).state_dict())
     service.close()
+
+
+def test_a_question_that_somebody_has_seen_stays_charged_when_it_is_given_up_and_is_no_label(tmp_path: Path) -> None:
+    with running(tmp_path, audit=0) as (client, service):
+        stream = service.streams["default"]
+        ask(client, service)
+        (query,) = client.get("/queries").json()["queries"]
+        write = close_old("default", time.time() + 1)
+        service.ledger.write(write, lambda event: event and stream.learner.feed(event)).result()
+        settled(service)
+        assert stream.state.spent == stream.state.adapter.counts.shown == 1
+        status = client.get("/streams/default").json()
+        assert status["label_age_s"] is None and list(status["questions"]) == ["expired"]
+        assert answer(client, query, 1).status_code == 410
+        ask(client, service, 2, start=6)
+        comes_back(service)
+
+
+def test_the_time_to_a_label_counts_labels_alone(tmp_path: Path) -> None:
+    with running(tmp_path, audit=0) as (client, service):
+        ask(client, service)
+        (query,) = client.get("/queries").json()["queries"]
+        assert answer(client, query, "cant_tell").status_code == 200
+        assert client.get("/streams/default").json()["label_age_s"] is None
 
 
 def test_the_ledger_becomes_parquet_files_without_secrets_or_pictures(tmp_path: Path) -> None:

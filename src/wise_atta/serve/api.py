@@ -244,7 +244,7 @@ class Status(Model):
     drift: float = Field(description="relative distance of the adapted tensors from the source")
     questions: dict[str, int] = Field(description="how many questions are in which state")
     latency: Latency | None = Field(description="of the last five minutes")
-    label_age_s: float | None = Field(description="mean time from question to answer, over the latest hundred")
+    label_age_s: float | None = Field(description="mean time from question to label, over the latest hundred")
     oldest_open_s: float | None
     predicted: dict[str, int] = Field(description="how often each class was predicted since the start")
     accuracy: Accuracy | None = Field(description="of all audited samples; empty without an audit")

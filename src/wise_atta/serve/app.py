@@ -552,7 +552,7 @@ def _status(stream: Stream, service: Service) -> api.Status:
         latest = (
             select((Reply.at - Question.asked_at).label("age"))
             .join(Question, (Question.stream == Reply.stream) & (Question.id == Reply.query))
-            .where(Reply.stream == stream.name, Reply.status == "accepted")
+            .where(Reply.stream == stream.name, Reply.status == "accepted", Reply.label.is_not(None))
             .order_by(Reply.id.desc())
             .limit(100)
             .subquery()

@@ -20,28 +20,22 @@ from sqlalchemy.orm import Session
 
 from wise_atta import errors
 from wise_atta.serve import ledger as db
-from wise_atta.serve.ledger import Base, Checkpoint, Ledger, Question, Reply
+from wise_atta.serve.ledger import Base, Checkpoint, Ledger, Question
 from wise_atta.serve.state import Event
 
 _OPEN = ("open", "held")
 
 
 def close_old(stream: str, before: float) -> Callable[[Session], Event | None]:
-    """A piece of writing that gives up questions which nobody has answered since `before`: nobody can tell any more."""
+    """A piece of writing that gives up questions which nobody has answered since `before`."""
 
     def write(session: Session) -> Event | None:
         found = Question.stream == stream, Question.state == "open", Question.asked_at < before
         ids = list(session.scalars(select(Question.id).where(*found)))
         if not ids:
             return None
-        session.execute(update(Question).where(*found).values(state="cant_tell"))
-        event = db.log(
-            session, stream, "answer", {"answers": {name: {"label": None, "by": "retention"} for name in ids}}
-        )
-        now = time.time()
-        for name in ids:
-            session.add(Reply(stream=stream, query=name, by="retention", at=now, status="accepted", seq=event.seq))
-        return event
+        session.execute(update(Question).where(*found).values(state="expired"))
+        return db.log(session, stream, "expire", {"queries": ids})
 
     return write
 

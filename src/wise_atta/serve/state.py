@@ -40,7 +40,7 @@ class Event:
     seq
         Its place; rises over all streams.
     stream, kind
-        Which stream, and what happened: ``"batch"``, ``"answer"``, ``"show"`` or ``"reset"``.
+        Which stream, and what happened: ``"batch"``, ``"answer"``, ``"show"``, ``"expire"`` or ``"reset"``.
     body
         The facts, as JSON: for a batch `requests` (id and size of each), `kinds`, `sizes`, and
         `top`, the likeliest classes as served.
@@ -310,12 +310,17 @@ class State:
             _require_memory(error)
             # Nothing was learned, but what was asked is asked and paid for.
             return Outcome(event.seq, asked, failed=str(error))
-        refunded = [name for name in step.expired if name not in self._shown]
-        for name in step.expired:
-            self._shown.pop(name, None)
+        refunded = self._unseen(step.expired)
         return Outcome(
             event.seq, asked, step.learned, step.expired, refunded, step.stale, step=step, tripped=step.tripped
         )
+
+    def _unseen(self, ended: Sequence[str]) -> list[str]:
+        """Those of the questions that have ended which nobody was shown."""
+        unseen = [name for name in ended if name not in self._shown]
+        for name in ended:
+            self._shown.pop(name, None)
+        return unseen
 
     @property
     def _waiting(self) -> int:
@@ -353,6 +358,14 @@ class State:
         open_now = {query.id for query in self.adapter.open}
         self._shown |= {name: None for name in names if name in open_now}
         return Outcome(event.seq)
+
+    def _expire(self, event: Event, without: Without) -> Outcome:
+        open_now = {query.id for query in self.adapter.open}
+        names = [name for name in event.body["queries"] if name in open_now]
+        self.adapter.give_up(names)
+        # What was drawn for an audit stays charged, seen or not: it stands for its block, which is drawn from once.
+        audited = [name for name in event.body["queries"] if self.audit.open.pop(name, None) is not None]
+        return Outcome(event.seq, expired=[*names, *audited], refunded=self._unseen(names))
 
     def _reset(self, event: Event, without: Without) -> Outcome:
         self.adapter.reset(model=True, policy=bool(event.body["policy"]))

@@ -331,12 +331,19 @@ class Desk:
         Gives the ids, and how many of them nobody was ever shown: only those may be returned to the account.
         """
         ids = self.closing(now)
+        return ids, self.give_up(ids)
+
+    def give_up(self, ids: Sequence[str]) -> int:
+        """Close open questions without an answer; gives how many of them nobody was ever shown."""
+        for query_id in ids:
+            if query_id not in self._open:
+                raise self._unknown(query_id)
         unseen = 0
         for query_id in ids:
             unseen += not self._open.pop(query_id).shown
             self._closed.add(query_id, _EXPIRED)
         self._counts["expired"] += len(ids)
-        return ids, unseen
+        return unseen
 
     def reset(self) -> None:
         """Forget everything, counts included."""
