@@ -148,6 +148,20 @@ def test_labels_are_learned_again_as_old_as_they_were_and_what_is_new_goes_first
         comes_back(service)
 
 
+def test_labels_that_an_earlier_release_learned_are_learned_again_too(tmp_path: Path) -> None:
+    with running(tmp_path, checkpoint_events=6, late_limit=3, **EVERY) as (client, service):
+        fill(client, service, bad=True)
+        stream = service.streams["default"]
+        state = stream.state.state_dict()
+        del state["since"], state["adapter"]["desk"]["ages"]
+        stream.between(lambda: stream.state.load_state_dict(state)).result(30)
+        assert not stream.between(lambda: revoke(stream, by="bad")).result(30).exact
+        desk = stream.state.adapter._desk
+        assert desk is not None
+        again = [item for item in desk.pending if item.age is not None]
+        assert again and {item.age_at(100) for item in again} == {0}
+
+
 def test_an_approximate_revocation_undoes_no_reset(tmp_path: Path) -> None:
     with running(tmp_path, checkpoint_events=6, **EVERY) as (client, service):
         boss, good, bad = (token(service, *who) for who in PEOPLE)
