@@ -229,8 +229,7 @@ def test_a_learner_without_memory_stops_and_a_restart_learns_the_batch(tmp_path:
     settled(service)
     Odd.greedy.set()
     try:
-        for number in range(4, 8):
-            send(stream, number)
+        send(stream, 4)
         with pytest.raises(Stopping):
             stream.between(lambda: None).result(30)
     finally:
@@ -238,8 +237,32 @@ def test_a_learner_without_memory_stops_and_a_restart_learns_the_batch(tmp_path:
     assert isinstance(stream.learner.failed, MemoryError) and not service.healthy
     service.close()
     back = odd_service(tmp_path)
-    assert back.streams["default"].state.adapter.number == 8
+    assert back.streams["default"].state.adapter.number == 5
     assert charged(back) == asked(back) == back.streams["default"].state.spent > 2
+    back.close()
+
+
+def test_where_nobody_learns_any_more_nothing_is_predicted_and_nothing_piles_up(tmp_path: Path) -> None:
+    service = odd_service(tmp_path)
+    stream = service.streams["default"]
+    Odd.greedy.set()
+    try:
+        send(stream, 0)
+        with pytest.raises(Stopping):
+            stream.between(lambda: None).result(30)
+    finally:
+        Odd.greedy.clear()
+    with pytest.raises(Stopping, match="restart"):
+        send(stream, 1)
+    # As of a person's answer, which goes into the log all the same.
+    stream.learner.feed(service.ledger.write(lambda s: db.log(s, "default", "reset", {"policy": False})).result(30))
+    assert stream.learner._queue.empty()
+    with service.ledger.read() as session:
+        assert [event.kind for event in db.events(session, "default", 0)] == ["batch", "reset"]
+    service.close()
+    back = odd_service(tmp_path)
+    assert back.streams["default"].recovered == 2
+    send(back.streams["default"], 1)
     back.close()
 
 

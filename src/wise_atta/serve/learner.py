@@ -109,8 +109,10 @@ class Learner:
             self._waiting -= 1
 
     def feed(self, event: Event) -> None:
-        """Hand over an event that is in the log."""
+        """Hand over an event that is in the log. Where nobody learns any more it stays there, for a restart."""
         self._queue.put(event)
+        if self._ended:
+            self._refuse()
 
     def run(self, work: Callable[[], T]) -> Future[T]:
         """Do something between two events. Ends with `Stopping` if there is no learner to do it any more."""

@@ -21,7 +21,7 @@ from wise_atta import errors, signals
 from wise_atta.data.models import SourceModel
 from wise_atta.model import Statistics, Version
 from wise_atta.serve import ledger as db
-from wise_atta.serve.batcher import Batcher, Job, Reply
+from wise_atta.serve.batcher import Batcher, Job, Reply, Stopping
 from wise_atta.serve.config import Settings, build, class_names
 from wise_atta.serve.history import History
 from wise_atta.serve.intake import Intake
@@ -112,7 +112,10 @@ class Stream:
     # -- predicting ---------------------------------------------------------------------------------------------
 
     def predict(self, job: Job) -> Future[Reply]:
-        """Queue the pictures of a request; its reply comes when they are in the log. Raises `Full`."""
+        """Queue the pictures of a request; its reply comes when they are in the log. Raises `Full`, or `Stopping`."""
+        if self.learner.failed is not None:
+            # Its log would grow without end, and a restart has to go through all of it.
+            raise Stopping(f"the learner of stream {self.name} has stopped: see the log, and restart the service")
         self.batcher.submit(job)
         return job.future
 
