@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -239,6 +240,26 @@ def test_kept_checkpoints_lie_closer_together_the_younger_they_are(tmp_path: Pat
     assert len(seqs) == 6 and seqs[0] == 1 and seqs[-1] == 100
     gaps = np.diff(seqs)
     assert (gaps[:-1] >= gaps[1:]).all() and gaps[0] > gaps[-1]
+
+
+def test_a_log_that_is_kept_has_few_checkpoints_and_can_be_gone_through_from_its_beginning(tmp_path: Path) -> None:
+    ledger, hour, keep_log = db.Ledger(database(tmp_path)), 3600.0, 10.0
+
+    def write(session: db.Session, at: float) -> tuple[list[tuple[int, float]], int]:
+        seq = db.log(session, "a", "show", {"queries": []}).seq
+        db.add_checkpoint(session, "a", seq, b"state", keep=5, keep_log=keep_log, now=at)
+        found = session.execute(select(db.Checkpoint.seq, db.Checkpoint.at).order_by(db.Checkpoint.seq)).all()
+        return [(row.seq, row.at) for row in found], db.reaches_back_to(session, "a")
+
+    for number in range(600):
+        rows, cut = ledger.write(partial(write, at=number * hour)).result()
+        ages = [number * hour / 86400 - at / 86400 for _, at in rows]
+        assert len(rows) <= 12 and ages[-1] == 0
+        # The log begins at a checkpoint, which is hardly older than it should be.
+        assert rows[0][0] == cut or cut == 0
+        assert ages[0] <= keep_log * 1.2 + 0.1
+        assert number < 240 or ages[0] >= keep_log
+    ledger.close()
 
 
 def test_a_second_service_on_the_same_database_is_refused(tmp_path: Path) -> None:

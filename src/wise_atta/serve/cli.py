@@ -80,7 +80,8 @@ def serve(
     checkpoint_events: Annotated[int, typer.Option(help="Events between checkpoints, at most.")] = 500,
     lease_s: Annotated[float, typer.Option(help="How long a question is one person's.")] = 120.0,
     keep_log: Annotated[
-        float, typer.Option(help="Days to keep the event log, with every picture, for revocation.")
+        float,
+        typer.Option(help="Days to keep the event log, with every picture and twenty checkpoints, for revocation."),
     ] = 0,
     retain: Annotated[float, typer.Option(help="Days to keep the pictures of questions; 0 keeps them.")] = 0,
     threads: Annotated[int, typer.Option(help="Threads of one forward.")] = 1,

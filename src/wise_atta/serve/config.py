@@ -81,7 +81,8 @@ class Settings:
     lease_s
         How long a question that was handed to somebody is kept from others.
     keep_log
-        Days for which the event log, with every picture, is kept; 0 keeps it until the next checkpoint only.
+        Days for which the event log, with every picture, is kept; 0 keeps it until the next checkpoint only. As many
+        checkpoints again are kept with it, evenly over these days; it ends at one of them, so up to a tenth later.
     retain
         Days after which the pictures of questions are deleted; 0 keeps them.
     threads

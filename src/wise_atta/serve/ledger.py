@@ -52,6 +52,8 @@ _LOCK_S = 5.0
 _NAMES = 1000
 # Bytes that a row may have. PostgreSQL spells out what it gives back, which doubles it, and has a limit of a gigabyte.
 _ROW = {"sqlite": 999 * 10**6, "postgresql": 500 * 10**6}
+# How many checkpoints go at a time: replies wait while they are deleted.
+_DROPPED = 16
 _log = logging.getLogger("wise_atta.serve")
 # SQLite counts up a key only if its type is exactly INTEGER.
 _Key = BigInteger().with_variant(Integer, "sqlite")
@@ -524,9 +526,9 @@ def add_checkpoint(
     Parameters
     ----------
     keep
-        How many checkpoints stay.
+        How many checkpoints stay, closer together the younger they are.
     keep_log
-        Days for which events, and the checkpoint before them, stay.
+        Days for which events, and the checkpoint before them, stay; then `keep` more do, evenly over that time.
     """
     now = time.time() if now is None else now
     most = _ROW[session.get_bind().dialect.name]
@@ -545,11 +547,16 @@ def add_checkpoint(
     ).all()
     if keep_log:
         # Replay has to begin somewhere: at a checkpoint no younger than the log that is kept.
-        old = [row for row in rows if row.at < now - keep_log * 86400]
-        base, drop = (old[-1].seq, old[:-1]) if old else (0, [])
+        period = keep_log * 86400
+        old = [row for row in rows if row.at < now - period]
+        cut(session, stream, old[-1].seq if old else 0)
+        # It is cut at checkpoints only, so some lie evenly over its time: the first of every part of it stays.
+        stay = {row.at // (period / keep): row.seq for row in reversed(rows)}.values()
+        start = reaches_back_to(session, stream)
+        drop = old[:-1] + _thinned([row for row in rows if row not in old and row.seq not in (start, *stay)], keep)
     else:
-        base, drop = seq, _thinned(list(rows), keep)
-    cut(session, stream, base)
+        cut(session, stream, seq)
+        drop = _thinned(list(rows), keep)
     if drop:
         session.execute(delete(Checkpoint).where(Checkpoint.id.in_([row.id for row in drop])))
 
@@ -578,9 +585,9 @@ def reaches_back_to(session: Session, stream: str) -> int:
 
 
 def _thinned(rows: list[Any], keep: int) -> list[Any]:
-    """Which checkpoints to drop so that `keep` stay, closer together the younger they are."""
-    dropped = []
-    while len(rows) > keep:
+    """Which checkpoints to drop so that `keep` stay in the end, closer together the younger they are."""
+    dropped: list[Any] = []
+    while len(rows) > keep and len(dropped) < _DROPPED:
         end = rows[-1].seq + 1
         inner = range(1, len(rows) - 1) if len(rows) > 2 else range(1)
         # The gap that would be left, measured by how long ago it was.
