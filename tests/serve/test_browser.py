@@ -328,6 +328,61 @@ def test_a_token_is_asked_for_once_and_a_wrong_one_is_refused(browser: Any, tmp_
         ann.page.wait_for_selector("#token")
 
 
+def enter(person: Person, token: str) -> None:
+    person.page.fill("#token", token)
+    person.press("Enter")
+
+
+def test_whoever_signs_out_leaves_no_answer_to_the_next_person(browser: Any, tmp_path: Path) -> None:
+    with asking(tmp_path, 1) as here, Person(browser, here, None) as tab:
+        enter(tab, here.tokens["ann"])
+        skipped = tab.answer("ArrowRight")
+        tab.page.click("#leave")
+        tab.page.wait_for_selector("#token")
+        assert here.answers() == {skipped: ("ann", None, "skip")}
+        assert tab.page.evaluate("sessionStorage['wise-atta.outbox']") == "[]"
+        enter(tab, here.tokens["bob"])
+        assert tab.question() == skipped
+
+
+def test_an_answer_that_could_not_be_sent_waits_for_whoever_gave_it(browser: Any, tmp_path: Path) -> None:
+    with asking(tmp_path, 1) as here, Person(browser, here, None) as tab:
+        enter(tab, here.tokens["ann"])
+        tab.question()
+        tab.page.route("**/answers", lambda route: route.abort())
+        question = tab.answer("1")
+        tab.page.click("#leave")
+        tab.page.wait_for_selector("#token")
+        tab.page.unroute("**/answers")
+        enter(tab, here.tokens["bob"])
+        tab.sees("#toasts", "1 answer of somebody else")
+        tab.phase("empty")
+        tab.later(9)
+        tab.page.click("#leave")
+        tab.page.wait_for_selector("#token")
+        assert here.answers() == {}
+        enter(tab, here.tokens["ann"])
+        until(lambda: here.answers() == {question: ("ann", here.guesses(question)[0], "accepted")})
+
+
+def test_an_answer_whose_token_was_revoked_is_not_sent_under_the_next_one(browser: Any, tmp_path: Path) -> None:
+    with asking(tmp_path, 1) as here, Person(browser, here, None) as tab:
+        enter(tab, here.tokens["ann"])
+        tab.question()
+        here.service.ledger.write(lambda session: auth.revoke(session, "ann")).result(30)
+        # A token may be taken for a second after that.
+        time.sleep(1.1)
+        tab.answer("1")
+        tab.later(9)
+        tab.sees("#token-reason", "not known")
+        enter(tab, here.tokens["bob"])
+        tab.sees("#toasts", "1 answer of somebody else")
+        tab.phase("empty")
+        tab.later(9)
+        settled(here.service)
+        assert here.answers() == {}
+
+
 def thousand_names() -> tuple[str, ...]:
     shades = "amber azure crimson golden grey hazel indigo ivory jade khaki lilac olive pearl ruby rusty sable scarlet"
     shades += " silver tawny umber verdant violet white yellow zébré"

@@ -1,11 +1,11 @@
 // How does a person answer the questions of the model? One picture at a time, by keys or by touch.
 //
 // The service knows no undo, so an answer stays here for some seconds before it is sent. It is sent at once when the page
-// is left or hidden, and kept until the service has taken it.
+// is left or hidden, and kept until the service has taken it from whoever gave it.
 
 import { $, count, el, many, percent } from "./dom.js";
 import { find, index } from "./search.js";
-import { Refused, ask, forget, get, picture, post, token } from "./service.js";
+import { Refused, ask, forget, get, owner, picture, post, token } from "./service.js";
 
 const UNDO_MS = 8000;
 const UNDO_DEPTH = 5;
@@ -14,6 +14,7 @@ const KEYS = 9;
 const SHOWN = 50;
 const POLL_MS = 3000;
 const RETRY_MS = 3000;
+const LEAVE_MS = 3000;
 const OUTBOX = "wise-atta.outbox";
 
 let classes = [];
@@ -34,10 +35,14 @@ let pollAt = 0;
 let filling = null;
 let again = false;
 let retryAt = 0;
+let leaving = false;
 
 const idOf = (question) => `${question.stream}/${question.query}`;
 const now = () => Date.now() / 1000 + clock;
 const stream = () => $("stream").value;
+// What was answered where nobody needed a token may be sent under any.
+const isOurs = (item) => item.by === null || item.by === owner();
+const ours = () => outbox.filter(isOurs);
 
 // ---- questions -----------------------------------------------------------------------------------------------------
 
@@ -46,7 +51,7 @@ function fill() {
   // What is under way may have asked for too few.
   again = filling !== null;
   filling ??= (async () => {
-    const limit = Math.min(outbox.length + Math.max(queue.length, AHEAD), 50);
+    const limit = Math.min(ours().length + Math.max(queue.length, AHEAD), 50);
     const wanted = stream();
     const began = Date.now();
     const found = await get(`/queries?limit=${limit}${wanted ? `&stream=${encodeURIComponent(wanted)}` : ""}`);
@@ -59,7 +64,7 @@ function fill() {
     const lost = queue.filter((item) => !ids.has(idOf(item)) && item.lease_until <= found.now);
     queue = queue.filter((item) => !lost.includes(item));
     if (lost.includes(shown)) toast("That question went to somebody else.");
-    const held = new Map([...queue, ...outbox.map((answer) => answer.question)].map((item) => [idOf(item), item]));
+    const held = new Map([...queue, ...ours().map((answer) => answer.question)].map((item) => [idOf(item), item]));
     for (const question of found.queries) {
       leaseLength = question.lease_until - found.now;
       const known = held.get(idOf(question));
@@ -196,7 +201,7 @@ function become(next, text) {
 }
 
 function progress() {
-  const open = Math.max(totals.open - outbox.filter((answer) => answer.label !== "skip").length, 0);
+  const open = Math.max(totals.open - ours().filter((answer) => answer.label !== "skip").length, 0);
   const left = Math.max(totals.allowed - totals.spent, 0);
   $("progress").hidden = false;
   $("open").textContent = count(open);
@@ -222,10 +227,10 @@ const spoken = (label) => ({ skip: "Skipped", cant_tell: "Can’t tell" })[label
 function answer(label) {
   const question = queue[0];
   // Nobody can have seen a picture that is not there yet.
-  if (phase !== "question" || !question?.ready) return;
+  if (leaving || phase !== "question" || !question?.ready) return;
   queue.shift();
   const until = (question.lease_until - now() - 3) * 1000;
-  outbox.push({ question, label, due: Date.now() + Math.max(0, Math.min(UNDO_MS, until)) });
+  outbox.push({ question, label, by: owner(), due: Date.now() + Math.max(0, Math.min(UNDO_MS, until)) });
   if (typeof label === "number") recent = [label, ...recent.filter((item) => item !== label)].slice(0, KEYS);
   if (label !== "skip") mine += 1;
   keep();
@@ -255,29 +260,40 @@ function undoable() {
 
 // What is not sent yet outlives a reload of this tab.
 function keep() {
-  const rows = outbox.map(({ question, label }) => ({ stream: question.stream, query: question.query, label }));
+  const rows = outbox.map(({ question, label, by }) => ({ stream: question.stream, query: question.query, label, by }));
   sessionStorage.setItem(OUTBOX, JSON.stringify(rows));
   undoable();
   progress();
 }
 
 function restore() {
-  for (const { stream: name, query, label } of JSON.parse(sessionStorage.getItem(OUTBOX) ?? "[]")) {
-    outbox.push({ question: { stream: name, query }, label, due: 0 });
-    closed.set(`${name}/${query}`, Infinity);
+  for (const { stream: name, query, label, by } of JSON.parse(sessionStorage.getItem(OUTBOX) ?? "[]")) {
+    outbox.push({ question: { stream: name, query }, label, by, due: 0 });
   }
+  for (const { question } of ours()) closed.set(idOf(question), Infinity);
+  const others = outbox.length - ours().length;
+  if (others) toast(`${many(others, "answer")} of somebody else kept in this tab until they sign in here again.`, "warn");
 }
 
-// Sends the answers whose time has come. All at once: when the page is being left, there is no later.
+// Sends our answers whose time has come. All at once: when the page is being left, there is no later.
 function deliver(everything = false) {
   if (!everything && Date.now() < retryAt) return;
   const due = outbox.filter((item, place) => everything || place < outbox.length - UNDO_DEPTH || item.due <= Date.now());
-  due.filter((item) => !item.busy).forEach(dispatch);
+  for (const item of due) if (!item.busy && isOurs(item)) item.busy = dispatch(item);
   undoable();
 }
 
+// What was answered is sent before the token goes. What does not get through stays in this tab, for nobody else to send.
+async function leave() {
+  leaving = true;
+  deliver(true);
+  const late = new Promise((resolve) => { setTimeout(resolve, LEAVE_MS); });
+  await Promise.race([Promise.all(outbox.map((item) => item.busy)), late]);
+  letGo();
+  forget();
+}
+
 async function dispatch(item) {
-  item.busy = true;
   const { question, label } = item;
   closed.set(idOf(question), Infinity);
   try {
@@ -315,7 +331,8 @@ function trouble(error) {
   const busy = error instanceof Refused;
   offline = true;
   pollAt = Date.now() + (busy ? error.after * 1000 : RETRY_MS);
-  const kept = outbox.length ? ` ${many(outbox.length, "answer")} kept here until it is back.` : "";
+  const waiting = ours().length;
+  const kept = waiting ? ` ${many(waiting, "answer")} kept here until it is back.` : "";
   const what = busy ? `The service is busy: ${error.message}.` : "The service cannot be reached. Trying again…";
   $("offline").textContent = what + kept;
   $("offline").hidden = false;
@@ -451,7 +468,7 @@ function listen() {
   $("query").addEventListener("focus", () => document.body.classList.add("searching"));
   $("search-back").addEventListener("click", closeSearch);
   $("help-open").addEventListener("click", () => $("help").showModal());
-  $("leave").addEventListener("click", () => { deliver(true); letGo(); forget(); });
+  $("leave").addEventListener("click", leave);
   $("state-button").addEventListener("click", () => (phase === "refused" ? ask("").then(() => location.reload()) : fill()));
   $("stream").addEventListener("change", () => { letGo(); become("loading"); (filling ?? Promise.resolve()).then(fill); });
   $("keys").checked = localStorage.getItem("wise-atta.keys") !== "off";
@@ -461,7 +478,9 @@ function listen() {
   addEventListener("pageshow", (event) => { if (event.persisted) fill(); });
   document.addEventListener("visibilitychange", () => (document.hidden ? deliver(true) : tick()));
   // Where nothing can be sent, leaving would lose answers.
-  addEventListener("beforeunload", (event) => { if (offline && outbox.length) event.preventDefault(); });
+  addEventListener("beforeunload", (event) => {
+    if (!leaving && outbox.some((item) => offline || !isOurs(item))) event.preventDefault();
+  });
 }
 
 async function begin() {

@@ -19,6 +19,9 @@ class Offline extends Error {}
 
 export const token = () => sessionStorage.getItem(KEY);
 
+// Whose it is: the part of it that is no secret.
+export const owner = () => token()?.split("_")[1] ?? null;
+
 export function forget() {
   sessionStorage.removeItem(KEY);
   location.reload();
@@ -53,8 +56,9 @@ async function admitted(path, options) {
       return await send(path, options);
     } catch (error) {
       if (!(error instanceof Refused) || error.status !== 401) throw error;
-      // While this one was under way somebody may have given a token.
+      // While this one was under way somebody may have given a token: the first one, or another and the page begins anew.
       if (error.token === token()) await ask(error.token === null ? "" : "This token is not known. Is it complete?");
+      else if (error.token !== null) await new Promise(() => {});
     }
   }
 }
@@ -79,7 +83,13 @@ export function ask(reason) {
     });
     const enter = (event) => {
       event.preventDefault();
+      const before = token();
       sessionStorage.setItem(KEY, input.value.trim());
+      // What waits to be sent was said by somebody else.
+      if (before !== null && before !== token()) {
+        location.reload();
+        return;
+      }
       gate.close();
       gate.remove();
       asking = null;
