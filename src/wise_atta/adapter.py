@@ -220,7 +220,9 @@ class Adapter:
         count = self.classifier.check(batch.inputs)
         learn = learn and not self._frozen
         ask = ask and not self._frozen and self._asks
-        if ask and self._number == 0 and self.labels is not None and self.labels > count:
+        # Where an account counts samples, a batch is whatever has arrived.
+        fixed = self.policy.account.per == "batch"
+        if ask and fixed and self._number == 0 and self.labels is not None and self.labels > count:
             raise errors.BadConfig(
                 f"labels={self.labels} a batch, but the first batch has {count} samples: ask for at most as many as a "
                 "batch holds"

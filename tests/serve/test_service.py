@@ -7,6 +7,7 @@ import dataclasses
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,6 +203,19 @@ def test_what_the_learner_had_not_told_the_ledger_is_told_after_the_restart(tmp_
         asked = session.scalar(select(func.count()).select_from(db.Question))
     assert asked == back.streams["default"].state.spent > 0
     back.close()
+
+
+@pytest.mark.parametrize("choice", [{"method": "simatta"}, {"options": {"labels": 2}}], ids=["simatta", "labels"])
+def test_pictures_that_come_one_by_one_are_learned_however_many_labels_a_batch_may_have(
+    tmp_path: Path, choice: dict[str, Any]
+) -> None:
+    service = Service(small_model(), settings(tmp_path, audit=0, **choice))
+    for number in range(12):
+        send(service.streams["default"], number, count=1)
+    settled(service)
+    tally, state = service.streams["default"].tally, service.streams["default"].state
+    assert (tally.learned, tally.failed) == (12, 0) and state.spent > 0
+    service.close()
 
 
 def test_the_log_ends_at_a_checkpoint_unless_it_is_kept(tmp_path: Path) -> None:

@@ -235,10 +235,18 @@ class Stream:
         if outcome.step is not None:
             self.tally.learned += 1
             self.history.learned(time.time(), **self._gauges())
-        self.tally.failed += outcome.failed is not None
+        if outcome.failed is not None:
+            self._fail(outcome.failed)
         self.tally.trips += outcome.tripped is not None
         if outcome.asked or outcome.learned or outcome.expired or outcome.tripped or outcome.late:
             self.tell([replace(outcome, step=None)])
+
+    def _fail(self, why: str) -> None:
+        """Count a batch that could not be learned, and tell of the first one: it may be so with all that follow."""
+        self.tally.failed += 1
+        if self.tally.failed == 1:
+            _log.warning("stream %s: a batch could not be learned: %s", self.name, why)
+            self.ledger.write(lambda session: db.notice(session, self.name, "failed", why=why))
 
     def tell(self, outcomes: Sequence[Outcome] = ()) -> Future[list[Outcome]]:
         """Enter outcomes into the ledger, with those that it could not take before: the disk may have been full."""

@@ -355,6 +355,7 @@ const EVENTS = {
   recovered: ({ replayed }) => `Came back after a crash, ${many(replayed, "event")} replayed`,
   reset: ({ by }) => `Reset to the source by ${by}`,
   guard: ({ why }) => `Guard: ${why}`,
+  failed: ({ why }) => `A batch could not be learned: ${why}`,
   held: ({ by, answers }) => `${many(answers, "answer")} of ${by} held for review`,
   revoked: ({ answers, exact }) => `${many(answers, "label")} revoked${exact ? "" : ", approximately"}`,
 };
