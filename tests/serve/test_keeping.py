@@ -46,6 +46,29 @@ def test_old_pictures_go_and_the_record_stays(tmp_path: Path) -> None:
     back.close()
 
 
+@pytest.mark.parametrize("keep_log", [0, 60])
+def test_no_old_checkpoint_keeps_pixels_unless_a_log_begins_at_it(tmp_path: Path, keep_log: int) -> None:
+    service = Service(small_model(), settings(tmp_path, checkpoint_events=1, keep_log=keep_log))
+    for number in range(6):
+        send(service.streams["default"], number)
+        settled(service)
+    now = time.time()
+
+    def age(session: db.Session) -> list[int]:
+        rows = session.scalars(select(db.Checkpoint).order_by(db.Checkpoint.seq)).all()
+        for row, days in zip(rows, (50, 40, 20, 10, 5, 0), strict=True):
+            row.at = now - days * 86400
+        return [row.seq for row in rows]
+
+    seqs = service.ledger.write(age).result()
+    service.ledger.write(lambda session: prune(session, now - 30 * 86400)).result()
+    with service.ledger.read() as session:
+        left = list(session.scalars(select(db.Checkpoint.seq).order_by(db.Checkpoint.seq)))
+        assert left == seqs[1 if keep_log else 2 :]
+        assert not keep_log or db.reaches_back_to(session, "default") == left[0]
+    service.close()
+
+
 def test_questions_that_nobody_answered_in_time_are_given_up(tmp_path: Path) -> None:
     service = Service(small_model(), settings(tmp_path))
     stream = service.streams["default"]

@@ -43,7 +43,8 @@ def close_old(stream: str, before: float) -> Callable[[Session], Event | None]:
 def prune(session: Session, before: float) -> int:
     """Delete the pictures of all questions that were asked before a time and are closed; gives their number.
 
-    Older checkpoints and what an event log keeps of that time go too, as far as nothing newer needs them.
+    Older checkpoints, which hold the pixels of what was open then, and what an event log keeps of that time go too, as
+    far as nothing newer needs them.
     """
     old = Question.asked_at < before, Question.state.not_in(_OPEN), Question.picture.is_not(None)
     count = session.scalar(select(func.count()).select_from(Question).where(*old)) or 0
@@ -53,10 +54,12 @@ def prune(session: Session, before: float) -> int:
             select(func.max(Checkpoint.seq)).where(Checkpoint.stream == stream, Checkpoint.at < before)
         )
         newest = session.scalar(select(func.max(Checkpoint.seq)).where(Checkpoint.stream == stream))
-        # The newest one stays whatever its age: a restart needs it.
-        reach = min(base if base is not None else -1, newest if newest is not None else -1)
-        session.execute(delete(Checkpoint).where(Checkpoint.stream == stream, Checkpoint.seq < reach))
-        db.cut(session, stream, reach)
+        if base is not None:
+            # A restart needs the newest one whatever its age, and a log that is kept the one at which it begins.
+            needed = [newest, base] if base >= db.reaches_back_to(session, stream) else [newest]
+            gone = Checkpoint.stream == stream, Checkpoint.at < before, Checkpoint.seq.not_in(needed)
+            session.execute(delete(Checkpoint).where(*gone))
+            db.cut(session, stream, base)
         while db.sweep(session, stream):
             pass
     return count
