@@ -22,6 +22,7 @@ from wise_atta.serve import ledger as db
 from wise_atta.serve import service as service_module
 from wise_atta.serve.batcher import Full, Job
 from wise_atta.serve.intake import write_npy
+from wise_atta.serve.retain import backup, restore
 from wise_atta.serve.service import Service
 
 
@@ -281,6 +282,25 @@ def test_a_second_service_on_the_same_database_is_refused(tmp_path: Path) -> Non
     with pytest.raises(db.Busy, match="in use by another service"):
         Service(small_model(), settings(tmp_path))
     service.close()
+
+
+def test_a_link_to_a_database_is_that_database(tmp_path: Path) -> None:
+    url, link = f"sqlite:///{tmp_path / 'ledger.db'}", tmp_path / "elsewhere" / "link.db"
+    service = Service(small_model(), settings(tmp_path, database=url))
+    link.parent.mkdir()
+    link.symlink_to(tmp_path / "ledger.db")
+    with pytest.raises(db.Busy, match="in use by another service"):
+        db.Ledger(f"sqlite:///{link}")
+    backup(url, tmp_path / "copy.db")
+    with pytest.raises(db.Busy, match="in use by another service"):
+        restore(tmp_path / "copy.db", f"sqlite:///{link}")
+    send(service.streams["default"], 0)
+    service.close()
+    restore(tmp_path / "copy.db", f"sqlite:///{link}")
+    assert link.is_symlink()
+    back = Service(small_model(), settings(tmp_path, database=url))
+    assert back.streams["default"].state.position == 0
+    back.close()
 
 
 def test_a_stream_saved_under_another_budget_is_refused(tmp_path: Path) -> None:

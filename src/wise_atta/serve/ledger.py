@@ -354,9 +354,11 @@ class Ledger:
             path = self._writing.url.database
             if not path or path == ":memory:":
                 raise errors.BadConfig("a ledger in memory would forget everything: give a file, sqlite:///name.db")
-            file = Path(f"{path}.lock").open("wb")  # noqa: SIM115  # held as long as the ledger is
+            # Whatever links lead there, one file has one lock.
+            real = Path(path).resolve()
+            file = Path(f"{real}.lock").open("wb")  # noqa: SIM115  # held as long as the ledger is
             try:
-                lock_file(file, Path(path))
+                lock_file(file, real)
             except Busy:
                 file.close()
                 raise
@@ -417,7 +419,7 @@ def _engine(url: str, begin: str, isolation_level: str = "READ COMMITTED") -> En
 def _make_private(url: URL) -> None:
     """Create the file of a SQLite database for nobody but its owner: it holds pictures. Its log gets the same mode."""
     if url.get_backend_name() == "sqlite" and url.database and not url.database.startswith((":memory:", "file:")):
-        path = Path(url.database).absolute()
+        path = Path(url.database).resolve()
         if not path.exists() and path.with_name(f"{path.name}.part").exists():
             raise errors.BadConfig(
                 f"there is no {path.name}, only {path.name}.part: a restore was interrupted. Do it again, "

@@ -107,7 +107,7 @@ def backup(url: str, target: Path) -> int:
 
 def restore(copy: Path, url: str) -> Path:
     """Put a copy in place of a SQLite ledger that no service uses. Gives where the old one is now."""
-    target = _file(url)
+    target = _file(url).resolve()
     problem = _damage(copy)
     if problem is not None:
         raise errors.BadConfig(f"{copy} is no sound ledger: {problem}")
