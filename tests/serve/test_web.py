@@ -9,7 +9,9 @@ import logging
 import struct
 import sys
 import threading
+import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ from serve.web import npy, png, post, running, token
 from sqlalchemy import select
 from starlette.types import Message
 
-from wise_atta.serve import auth
+from wise_atta.serve import app, auth
 from wise_atta.serve import ledger as db
 from wise_atta.serve.config import Limits
 from wise_atta.serve.intake import to_png
@@ -281,6 +283,29 @@ def test_whoever_hangs_up_makes_no_error(tmp_path: Path, kind: str) -> None:
         asyncio.run(client.app({**call, "client": ("127.0.0.1", 9), "server": ("localhost", 80)}, receive, send))
         assert sent[0]["status"] == 400
         assert 'status="500"' not in client.get("/metrics").text
+
+
+def test_two_pictures_are_decoded_at_a_time_for_whomever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now: list[int] = []
+    most = 0
+
+    def slow(kind: str, data: bytes) -> bytes:
+        nonlocal most
+        now.append(1)
+        most = max(most, len(now))
+        time.sleep(0.05)
+        now.pop()
+        return to_png(kind, data)
+
+    with running(tmp_path, audit=0) as (client, service):
+        for number in range(6):
+            post(client, number)
+        settled(service)
+        (query,) = client.get("/queries").json()["queries"]
+        monkeypatch.setattr(app, "to_png", slow)
+        with ThreadPoolExecutor(6) as pool:
+            replies = list(pool.map(lambda _: client.get(query["picture"]), range(6)))
+        assert [reply.status_code for reply in replies] == [200] * 6 and most == 2
 
 
 def test_a_service_that_stops_says_so(tmp_path: Path) -> None:

@@ -246,14 +246,20 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
         response_class=Response,
         responses={200: {"content": {"image/png": {}}, "description": "The picture"}},
     )
-    def picture(stream: api.Name, query: api.Id, caller: Annotated[Caller, annotator]) -> Response:
+    async def picture(stream: api.Name, query: api.Id, caller: Annotated[Caller, annotator]) -> Response:
         """The picture of a question, encoded anew."""
-        with service.ledger.read() as session:
-            row = session.get(Question, (stream_of(stream).name, query))
-            if row is None or row.picture is None:
-                raise HTTPException(404, "there is no such question, or its picture was deleted")
-            kind, data = row.picture_kind, row.picture
-        return Response(to_png(kind, data), media_type="image/png")
+        name = stream_of(stream).name
+
+        def encode() -> bytes:
+            with service.ledger.read() as session:
+                row = session.get(Question, (name, query))
+                if row is None or row.picture is None:
+                    raise HTTPException(404, "there is no such question, or its picture was deleted")
+                kind, data = row.picture_kind, row.picture
+            return to_png(kind, data)
+
+        found = await asyncio.get_running_loop().run_in_executor(decoding, encode)
+        return Response(found, media_type="image/png")
 
     @app.post("/answers", tags=["people"], responses=_CONFLICTS)
     async def answers(body: api.Answers, caller: Annotated[Caller, annotator]) -> api.Taken:
