@@ -105,7 +105,8 @@ class Shield:
         origin = headers.get("origin")
         # A page of another site cannot make a browser call us in its user's name.
         if origin is not None and _netloc(origin) != host.lower():
-            return JSONResponse({"detail": "calls from pages of other sites are refused"}, 403)
+            said = "calls from pages of other sites are refused; a proxy has to pass on the Host header as it came"
+            return JSONResponse({"detail": said}, 403)
         linked = path in LINKED and headers.get("sec-fetch-mode") == "navigate"
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not linked:
             return JSONResponse({"detail": "calls from pages of other sites are refused"}, 403)
