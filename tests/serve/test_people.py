@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from serve.parts import crash, same, settled, twin
 from serve.web import post, running, token
-from sqlalchemy import func, select
+from sqlalchemy import event, func, select
 from starlette.testclient import TestClient
 
 from wise_atta.serve import ledger as db
@@ -25,6 +27,22 @@ def ask(client: TestClient, service: Service, batches: int = 6, start: int = 0, 
 def answer(client: TestClient, query: dict[str, Any], label: object, headers: dict[str, str] | None = None) -> Any:
     body = {"answers": [{"stream": query["stream"], "query": query["query"], "label": label}]}
     return client.post("/answers", json=body, headers=headers)
+
+
+def test_nobody_goes_through_all_answers_and_questions_for_a_few(tmp_path: Path) -> None:
+    seen: set[str] = set()
+    with running(tmp_path, audit=0, database=f"sqlite:///{tmp_path / 'ledger.db'}") as (client, service):
+        ask(client, service)
+        (query,) = client.get("/queries").json()["queries"]
+        for engine in (service.ledger._writing, service.ledger._reading):
+            event.listen(engine, "before_cursor_execute", lambda *given: seen.add(given[2]))
+        assert answer(client, query, 1).status_code == 200
+        client.get("/queries"), client.get("/streams/default/labels"), client.get("/review")
+        with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+            for statement in [one for one in seen if one.startswith("SELECT")]:
+                plan = connection.execute(f"EXPLAIN QUERY PLAN {statement}", [0] * statement.count("?")).fetchall()
+                assert not [step for *_, step in plan if step.startswith(("SCAN answers", "SCAN queries"))], statement
+    assert sum("FROM answers" in one for one in seen) >= 5
 
 
 def test_a_question_is_shown_answered_and_learned_once(tmp_path: Path) -> None:

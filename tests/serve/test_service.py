@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from serve.parts import crash, database, pictures, same, send, settings, settled, small_model, twin
-from sqlalchemy import func, select
+from sqlalchemy import create_engine, func, inspect, select, text
 from sqlalchemy.exc import OperationalError
 
 from wise_atta import errors
@@ -329,6 +329,19 @@ def test_a_configuration_that_cannot_work_is_refused_at_the_start(
 ) -> None:
     with pytest.raises(errors.WiseAttaError, match=why):
         Service(small_model(), settings(tmp_path, **changes))
+
+
+def test_a_ledger_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
+    url, new = database(tmp_path), {"answers_by_status", "answers_by_time", "answers_judged"}
+    db.Ledger(url).close()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        for name in new:
+            connection.execute(text(f"DROP INDEX {name}"))
+        connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+    db.Ledger(url).close()
+    assert new <= {index["name"] for index in inspect(engine).get_indexes("answers")}
+    engine.dispose()
 
 
 def test_the_tables_after_all_migrations_are_those_of_the_models(tmp_path: Path) -> None:

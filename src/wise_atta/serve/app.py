@@ -225,7 +225,8 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
 
         def write(session: Session) -> tuple[list[api.OpenQuery], int, list[Event]]:
             rows, events = people.lease(session, names, caller.name, limit=limit, seconds=seconds)
-            left = db.count_by(session, Question.state, Question.stream.in_(names)).get("open", 0)
+            waiting = Question.stream.in_(names), Question.state == "open"
+            left = db.count_by(session, Question.state, *waiting).get("open", 0)
             return [_query(row, service.classes) for row in rows], left, events
 
         found, left, _ = await _written(service.ledger.write(write, lambda result: feed(result[2])))
@@ -538,7 +539,7 @@ def _given(session: Session, stream: str, since: float, limit: int) -> list[api.
         select(Reply.at, Reply.at - Question.asked_at, Question.audit, Reply.agrees)
         .join(Question, (Question.stream == Reply.stream) & (Question.id == Reply.query))
         .where(Reply.stream == stream, Reply.status == "accepted", Reply.label.is_not(None), Reply.at > since)
-        .order_by(Reply.id.desc())
+        .order_by(Reply.at.desc(), Reply.id.desc())
         .limit(limit)
     ).all()
     return [

@@ -57,6 +57,8 @@ _DROPPED = 16
 _log = logging.getLogger("wise_atta.serve")
 # SQLite counts up a key only if its type is exactly INTEGER.
 _Key = BigInteger().with_variant(Integer, "sqlite")
+# Answers that the model's guess can be compared with.
+_JUDGED = text("agrees IS NOT NULL")
 
 
 class Base(DeclarativeBase):
@@ -146,7 +148,13 @@ class Reply(Base):
     status: Mapped[str] = mapped_column(String(16))
     agrees: Mapped[bool | None]
     seq: Mapped[int | None] = mapped_column(BigInteger)
-    __table_args__ = (Index("answers_by_query", "stream", "query"), Index("answers_by_person", "by", "id"))
+    __table_args__ = (
+        Index("answers_by_query", "stream", "query"),
+        Index("answers_by_person", "by", "id"),
+        Index("answers_by_status", "status"),
+        Index("answers_by_time", "stream", "at"),
+        Index("answers_judged", "by", "id", sqlite_where=_JUDGED, postgresql_where=_JUDGED),
+    )
 
 
 class Learned(Base):
