@@ -25,8 +25,10 @@ from wise_atta.stream import Batch
 from wise_atta.who import CANT_TELL, Answer, Query
 
 _RECENT = 200
-# What the pixels of questions that wait may weigh: they are part of every checkpoint, which has to fit into one row.
+# What questions that wait may weigh: they are part of every checkpoint, which has to fit into one row.
 _ROOM = 2**28
+# What each weighs there beside its pixels, about: its names, and tensors of a few numbers.
+_EACH = 2**10
 # Answers that are passed over in a replay: where in the log they are, and to which question.
 Without: TypeAlias = frozenset[tuple[int, str]]
 
@@ -295,7 +297,7 @@ class State:
             inputs = torch.stack([self.intake.restore(kind, data) for kind, data in event.samples()])
         try:
             batch = Batch(inputs.to(self.adapter.classifier.device), ids=names)
-            out = self.adapter.predict(batch, ask=self._waiting * inputs[0].nbytes < self.room)
+            out = self.adapter.predict(batch, ask=self._waiting * (inputs[0].nbytes + _EACH) < self.room)
         except errors.WiseAttaError as error:
             _require_memory(error)
             # The adapter is as it was, and will be so again in every replay.
