@@ -565,7 +565,7 @@ class Adapter:
         if self._desk is not None:
             return self._desk.check(answers)
         if answers:
-            raise errors.UnknownQuery(f"question {next(iter(answers))!r} was never asked: no question was asked yet")
+            raise _never_asked(next(iter(answers)))
         return []
 
     def _pending(self) -> list[Answered]:
@@ -603,7 +603,7 @@ class Adapter:
             if self._desk is not None:
                 self._desk.show(ids)
             elif ids:
-                raise errors.UnknownQuery(f"question {ids[0]!r} was never asked: no question was asked yet")
+                raise _never_asked(ids[0])
 
     def give_up(self, ids: Sequence[str]) -> None:
         """Close open questions without an answer. The labels of those that nobody has seen return to the account."""
@@ -611,7 +611,7 @@ class Adapter:
             if self._desk is not None:
                 self._refund(self._desk.give_up(ids))
             elif ids:
-                raise errors.UnknownQuery(f"question {ids[0]!r} was never asked: no question was asked yet")
+                raise _never_asked(ids[0])
 
     def step(self, x: Inputs | Batch) -> Prediction:
         """Predict on a batch, hand its questions to the annotator, and learn from what has been answered."""
@@ -842,6 +842,10 @@ class Adapter:
         parts = {name: type(getattr(self, name)).__name__ for name in names}
         objective = type(getattr(self.update, "objective", None)).__name__
         return parts | {"objective": objective, "statistics": self.classifier.statistics}
+
+
+def _never_asked(query_id: str) -> errors.UnknownQuery:
+    return errors.UnknownQuery(f"question {query_id!r} was never asked: no question was asked yet")
 
 
 def _finite(inputs: Inputs) -> bool:

@@ -224,19 +224,24 @@ def test_questions_of_a_batch_that_cannot_be_learned_are_asked_and_charged(tmp_p
     odd_service(tmp_path, squeeze=True).close()
 
 
+def starve(stream: Stream, number: int) -> None:
+    """Send a batch that leaves the learner without memory, and wait until it has stopped."""
+    Odd.greedy.set()
+    try:
+        send(stream, number)
+        with pytest.raises(Stopping):
+            stream.between(lambda: None).result(30)
+    finally:
+        Odd.greedy.clear()
+
+
 def test_a_learner_without_memory_stops_and_a_restart_learns_the_batch(tmp_path: Path) -> None:
     service = odd_service(tmp_path)
     stream = service.streams["default"]
     for number in range(4):
         send(stream, number)
     settled(service)
-    Odd.greedy.set()
-    try:
-        send(stream, 4)
-        with pytest.raises(Stopping):
-            stream.between(lambda: None).result(30)
-    finally:
-        Odd.greedy.clear()
+    starve(stream, 4)
     assert isinstance(stream.learner.failed, MemoryError) and not service.healthy
     service.close()
     back = odd_service(tmp_path)
@@ -248,13 +253,7 @@ def test_a_learner_without_memory_stops_and_a_restart_learns_the_batch(tmp_path:
 def test_where_nobody_learns_any_more_nothing_is_predicted_and_nothing_piles_up(tmp_path: Path) -> None:
     service = odd_service(tmp_path)
     stream = service.streams["default"]
-    Odd.greedy.set()
-    try:
-        send(stream, 0)
-        with pytest.raises(Stopping):
-            stream.between(lambda: None).result(30)
-    finally:
-        Odd.greedy.clear()
+    starve(stream, 0)
     with pytest.raises(Stopping, match="restart"):
         send(stream, 1)
     # As of a person's answer, which goes into the log all the same.
