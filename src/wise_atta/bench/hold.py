@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wise_atta.data.catalog import named_root
 from wise_atta.data.streams import DataStream, PictureStream, StreamSpec, open_stream
 from wise_atta.stream import Batch
 
@@ -93,7 +93,7 @@ class Shelf:
 
     def __init__(self, keep: int = 2) -> None:
         self.keep = keep
-        self._held: dict[tuple[str, str, Path], tuple[Held, Mapping[str, int]]] = {}
+        self._held: dict[tuple[str, str, Path | None], tuple[Held, Mapping[str, int]]] = {}
 
     def open(
         self, spec: StreamSpec, root: Path | None, *, device: torch.device, workers: int | None
@@ -101,8 +101,8 @@ class Shelf:
         """As `open_stream`, from memory where possible: a stream of one's own may come in its own time."""
         # Neither where methods start anew nor when answers come changes what the batches hold.
         base = replace(spec, protocol="ctta" if spec.protocol == "ftta" else spec.protocol, delay=0)
-        folder = Path(root or os.environ.get("WISE_ATTA_DATA") or "").expanduser().resolve()
-        key = base.digest, str(device), folder
+        folder = named_root(root)
+        key = base.digest, str(device), None if folder is None else folder.resolve()
         if key in self._held:
             held, truth = self._held[key] = self._held.pop(key)
             return held.under(spec), truth

@@ -291,12 +291,17 @@ ENTRIES = {
 ALIASES = {"imagenet-sketch": "imagenet-k"}
 
 
-def data_root(root: str | Path | None = None) -> Path:
-    """The folder with the data: `root`, or what WISE_ATTA_DATA names."""
+def named_root(root: str | Path | None = None) -> Path | None:
+    """The folder that is named for the data, there or not: `root`, or what WISE_ATTA_DATA says."""
     chosen = root or os.environ.get("WISE_ATTA_DATA")
-    if not chosen:
+    return Path(chosen).expanduser() if chosen else None
+
+
+def data_root(root: str | Path | None = None) -> Path:
+    """The folder with the data, see `named_root`."""
+    path = named_root(root)
+    if path is None:
         raise errors.DataError("where is the data? Give a folder (--data) or set WISE_ATTA_DATA to it")
-    path = Path(chosen).expanduser()
     if not path.is_dir():
         raise errors.DataError(f"{path} is not a folder: give the one that holds the data (--data or WISE_ATTA_DATA)")
     return path

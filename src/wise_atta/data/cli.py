@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -39,8 +38,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 @app.command("list")
 def list_data(data: Data = None, as_json: Json = False) -> None:
     """Show every data set that is known by name, and which of them are here."""
-    named = data is not None or os.environ.get("WISE_ATTA_DATA")
-    root = catalog.data_root(data) if named else None
+    root = None if catalog.named_root(data) is None else catalog.data_root(data)
     rows = []
     for entry in catalog.ENTRIES.values():
         counts = entry.counts() or {}
