@@ -178,6 +178,7 @@ CASES: dict[str, dict[str, Any]] = {
     "no head": {"train_head": "none"},
     "supervision off the norm tensors": {"supervise_norm": False},
     "only selected": {"only_selected": True},
+    "a pull to the source": {"pull": 0.25},
 }
 
 
@@ -191,6 +192,8 @@ def test_the_two_steps_equal_torch_optim_on_a_copy(case: str, kind: str) -> None
     first = sgd(norm_tensors(plain.net), lr=0.1)
     second = sgd(head, lr=options.get("head_lr", 0.1)) if head else None
     filtered = options.get("entropy", "filtered") == "filtered"
+    tensors = [*norm_tensors(plain.net), *head]
+    source, pull = [tensor.detach().clone() for tensor in tensors], options.get("pull", 0.0)
     labelled = 0
     for number in range(1, 7):
         x = nets.batch(kind, number)
@@ -213,6 +216,9 @@ def test_the_two_steps_equal_torch_optim_on_a_copy(case: str, kind: str) -> None
         if rows and second is not None:
             again = plain.head(plain.features)
             step(second, options.get("lambda_head", 1.0) * cross_entropy(again, rows))
+        with torch.no_grad():
+            for tensor, start in zip(tensors, source, strict=True):
+                tensor.copy_((1 - pull) * tensor + pull * start)
         compare(adapter, plain.net)
     assert labelled == int(6 * options["ratio"])
 
@@ -245,6 +251,14 @@ def test_a_block_takes_the_second_step_in_place_of_the_head() -> None:
     compare(adapter, plain.net)
 
 
+def test_a_pull_comes_after_the_step_of_a_block() -> None:
+    options: dict[str, Any] = {"ratio": 1.0, "policy": "uniform", "lr": 0.1, "pull": 1.0, "statistics": "batch"}
+    adapter = adapt(nets.make(), "wise", block="block", **options)
+    out, answers, _ = answered(adapter, nets.batch())
+    adapter.learn(out, answers)
+    assert torch.equal(adapter.classifier.live.flat, adapter.classifier.source_flat())
+
+
 def test_a_block_resumes_with_momenta_of_its_own() -> None:
     options = {"block": "norms", "ratio": 1.0, "policy": "uniform", "lr": 0.01}
     active.assert_resumes(lambda: active.adapt("wise", **options))
@@ -253,6 +267,12 @@ def test_a_block_resumes_with_momenta_of_its_own() -> None:
 def test_the_published_rule_has_no_block() -> None:
     with pytest.raises(errors.BadConfig, match="not a block"):
         adapt(nets.make(), "wise", preset="authors", length=6, block="block")
+
+
+@pytest.mark.parametrize("option", [{"pull": 0.01}, {"correct_prior": True}])
+def test_the_published_rule_stays_as_published(option: dict[str, Any]) -> None:
+    with pytest.raises(errors.BadConfig, match="the published rule has no pull"):
+        adapt(nets.make(), "wise", preset="authors", length=6, **option)
 
 
 def test_the_published_sequence_equals_torch_optim_on_a_copy() -> None:
@@ -409,6 +429,7 @@ def test_tensors_that_are_all_norm_leave_the_second_step_empty() -> None:
         {"momentum": -0.5},
         {"lr": float("nan")},
         {"head_lr": -1.0},
+        {"pull": 1.5},
     ],
 )
 def test_options_outside_their_range_are_refused(options: dict[str, Any]) -> None:

@@ -142,3 +142,15 @@ def test_a_saved_run_goes_on_to_the_same_bits() -> None:
 
 def test_reset_forgets_the_mean_prediction() -> None:
     small.assert_reset_is_a_new_start(wa.adapt(small.net(), "roid", lr=0.01), small.batches(3))
+
+
+def test_wise_without_anybody_to_ask_can_be_roid_to_the_bit() -> None:
+    base: dict[str, Any] = {"objective": "roid", "lambda_ent": 1.0, "pull": 0.01, "correct_prior": True}
+    wise = wa.adapt(small.net(), "wise", policy="never", lr=0.01, statistics="batch", **base)
+    roid = wa.adapt(small.net(), "roid", lr=0.01)
+    ours, theirs = (small.run(adapter, small.batches(4)) for adapter in (wise, roid))
+    for (logits, _), (others, _) in zip(ours, theirs, strict=True):
+        assert torch.equal(logits, others)
+    tensors = roid.classifier.live.tensors
+    assert tensors and all(torch.equal(wise.classifier.live.tensors[name], tensor) for name, tensor in tensors.items())
+    assert wise.policy.spent == 0

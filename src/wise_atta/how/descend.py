@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from wise_atta import errors
-from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective, Prepared
-from wise_atta.how.optimizer import Kind, Optimizer
+from wise_atta.how.optimizer import Kind, Optimizer, check_pull
 from wise_atta.how.update import Update, skipped
 from wise_atta.model import Classifier, Forward, Gradients, Spec
 
@@ -41,8 +39,7 @@ class Descend(Update):
         optimizer: Kind = "sgd",
         pull: float = 0.0,
     ) -> None:
-        if not 0 <= pull <= 1:
-            raise errors.BadConfig(f"pull is a share of the way back to the source, in [0, 1], not {pull}")
+        check_pull(pull)
         self.objective = objective or Entropy()
         self.adapts = {"adapted": adapt}
         self.lr = lr
@@ -50,10 +47,6 @@ class Descend(Update):
         self.nesterov = nesterov
         self.kind: Kind = optimizer
         self.pull = pull
-
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
-        super().start(model, anchor)
-        self._source = model.source_flat().to(self.optimizer.flat) if self.pull else None
 
     def make_optimizer(self, model: Classifier) -> Optimizer:
         return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
@@ -75,9 +68,8 @@ class Descend(Update):
             if loss is None:
                 return skipped()
             gradients = self.model.gradients(loss, forward.version, ["adapted"])
-        self.optimizer.step(gradients, publish=self._source is None)
-        if self._source is not None:
-            self.optimizer.move(self.optimizer.flat.lerp(self._source, self.pull))
+        self.optimizer.step(gradients, publish=not self.pull)
+        self.optimizer.pull(self.pull)
         return {"loss": loss.detach()}
 
     def _by_slope(self, forward: Forward, prepared: Prepared, labels: Labels | None = None) -> Gradients:

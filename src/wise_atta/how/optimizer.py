@@ -50,6 +50,7 @@ class Optimizer:
         self.lr = lr
         self._shares = share is not None
         self._flat: Tensor = wide(model.source_flat()) if share is None else share._flat
+        self._source: Tensor | None = None
         # The values that were last published, where the network's own are rounded.
         self._published: Tensor | None = None if share is None else share._published
         if share is None and self._flat.dtype != model.live.flat.dtype:
@@ -123,6 +124,13 @@ class Optimizer:
         if publish:
             self.publish()
 
+    def pull(self, share: float) -> None:
+        """Take the values so much of the way back to the source, θ ← (1 − share)·θ + share·θ₀, and publish them."""
+        if share:
+            if self._source is None:
+                self._source = self.model.source_flat().to(self._flat)
+            self.move(self._flat.lerp(self._source, share))
+
     def publish(self) -> None:
         """Let everybody see the current values."""
         self.model.publish(self._flat.to(self.model.live.flat.dtype, copy=True))
@@ -167,6 +175,12 @@ def check_rate(lr: float) -> None:
     """Refuse a learning rate that no optimizer takes."""
     if not isinstance(lr, int | float) or not 0 <= lr < math.inf:
         raise errors.BadConfig(f"a learning rate must be a number from 0 on, not {lr!r}")
+
+
+def check_pull(pull: float) -> None:
+    """Refuse what is no share of the way back to the source."""
+    if not 0 <= pull <= 1:
+        raise errors.BadConfig(f"pull is a share of the way back to the source, in [0, 1], not {pull}")
 
 
 def _copied(value: Any) -> Any:

@@ -12,8 +12,8 @@ from wise_atta import errors
 from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective, Prepared
-from wise_atta.how.optimizer import Optimizer, check_rate
-from wise_atta.how.update import Update, skipped
+from wise_atta.how.optimizer import Optimizer, check_pull, check_rate
+from wise_atta.how.update import Update, lean_to_batch, skipped
 from wise_atta.model import Classifier, Forward, Gradients, Spec, Version
 
 Head: TypeAlias = Literal["full", "bias", "none"]
@@ -48,6 +48,10 @@ class TwoStep(Update):
         included. It has momenta of its own, and costs one more forward and backward.
     only_selected
         Leave batches without a label alone (appendix on skipped updates).
+    pull
+        How far all adapted tensors go back to the source after an update: θ ← (1 − pull)·θ + pull·θ₀.
+    correct_prior
+        Whether the scored logits lean towards the classes that the batch holds, see `lean_to_batch`.
     """
 
     objective: Objective
@@ -66,9 +70,12 @@ class TwoStep(Update):
         train_head: Head = "full",
         block: Spec | None = None,
         only_selected: bool = False,
+        pull: float = 0.0,
+        correct_prior: bool = False,
         momentum: float = 0.9,
         nesterov: bool = True,
     ) -> None:
+        check_pull(pull)
         if train_head not in get_args(Head):
             raise errors.unknown("train_head", train_head, get_args(Head))
         if min(lambda_sup, lambda_ent, lambda_head) < 0:
@@ -85,6 +92,8 @@ class TwoStep(Update):
         self.block = block
         self.runs_again = block is not None
         self.only_selected = only_selected
+        self.pull = pull
+        self.correct_prior = correct_prior
         self.momentum = momentum
         self.nesterov = nesterov
         self.adapts = {"norm": norm}
@@ -102,8 +111,12 @@ class TwoStep(Update):
     def make_optimizer(self, model: Classifier, share: Optimizer | None = None) -> Optimizer:
         return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, share=share)
 
+    def output(self, forward: Forward) -> Tensor:
+        logits = super().output(forward)
+        return lean_to_batch(logits) if self.correct_prior else logits
+
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        model = self.model
+        model, last = self.model, not self.pull
         prepared = forward.prepared
         if isinstance(prepared, Prepared) and not labels.late:
             losses, by_norm, features = self._by_slope(forward, prepared, labels)
@@ -112,7 +125,8 @@ class TwoStep(Update):
         if not labels:
             if not losses:
                 return skipped()
-            self.optimizer.step(by_norm)
+            self.optimizer.step(by_norm, publish=last)
+            self.optimizer.pull(self.pull)
             return losses
 
         # Both gradients before either step: the head's features are those of the forward, and what fails, fails whole.
@@ -128,11 +142,12 @@ class TwoStep(Update):
         if by_norm:
             # Where a second step follows, both are published together: nobody sees half of an update, nor is half of
             # it learned again where the second fails.
-            self.optimizer.step(by_norm, publish=not by_head and self.block is None)
+            self.optimizer.step(by_norm, publish=last and not by_head and self.block is None)
         if by_head:
-            self.optimizer.step(by_head, lr=self.head_lr)
+            self.optimizer.step(by_head, lr=self.head_lr, publish=last)
         elif self.block is not None:
             self._step_of_block(forward, labels)
+        self.optimizer.pull(self.pull)
         return losses
 
     def _by_graph(self, forward: Forward, labels: Labels) -> tuple[dict[str, Tensor], Gradients, Tensor]:
@@ -190,7 +205,7 @@ class TwoStep(Update):
         for group, found in gradients.items():
             names = model.layout.groups[group]
             gradients[group] = [g if n in self._inside else g.zero_() for n, g in zip(names, found, strict=True)]
-        self.second.step(gradients, lr=self.head_lr)
+        self.second.step(gradients, lr=self.head_lr, publish=not self.pull)
 
     def reset(self) -> None:
         if self.block is not None:
@@ -216,7 +231,10 @@ class TwoStep(Update):
             f"TwoStep(lr={self.lr}, head_lr={self.head_lr}, lambda_sup={self.lambda_sup}, "
             f"lambda_ent={self.lambda_ent}, objective={self.objective!r}, norm={self.adapts['norm']!r}, "
             f"supervise_norm={self.supervise_norm}, train_head={self.train_head!r}, block={self.block!r}, "
-            f"only_selected={self.only_selected})"
+            f"only_selected={self.only_selected}"
+            + (f", pull={self.pull}" if self.pull else "")
+            + (", correct_prior=True" if self.correct_prior else "")
+            + ")"
         )
 
 

@@ -120,6 +120,17 @@ class Update:
         self.optimizer.load_state_dict(state["optimizer"])
 
 
+def lean_to_batch(logits: Tensor) -> Tensor:
+    """Logits that lean towards the classes that the batch seems to hold (ROID's correction of the prior).
+
+    z·(q+γ)/(1+γC) with q the batch mean of p and γ = max(1/n, 1/C)/max q.
+    """
+    n, classes = logits.shape
+    q = logits.softmax(dim=1).mean(dim=0)
+    gamma = max(1 / n, 1 / classes) / q.max()
+    return logits * (q + gamma) / (1 + gamma * classes)
+
+
 def skipped() -> dict[str, Tensor]:
     """The record of a batch in which nothing passed the filters, so that no step was taken.
 

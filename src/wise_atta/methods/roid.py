@@ -6,6 +6,7 @@ from torch import Tensor
 
 from wise_atta.how import Augmentation, Descend, LikelihoodRatio
 from wise_atta.how.optimizer import Kind
+from wise_atta.how.update import lean_to_batch
 from wise_atta.methods.method import Method
 from wise_atta.methods.presets import presets, published
 from wise_atta.model import Forward, Spec
@@ -15,10 +16,7 @@ class PriorCorrected(Descend):
     """`Descend`, with logits that lean towards the classes that the batch holds."""
 
     def output(self, forward: Forward) -> Tensor:
-        logits, (n, classes) = forward.logits.detach(), forward.logits.shape
-        q = logits.softmax(dim=1).mean(dim=0)
-        gamma = max(1 / n, 1 / classes) / q.max()
-        return logits * (q + gamma) / (1 + gamma * classes)  # z·(q+γ)/(1+γC), γ = max(1/n, 1/C)/max q
+        return lean_to_batch(super().output(forward))
 
 
 @presets(published(imagenet={"lr": 2.5e-4}, cifar10={"lr": 1e-3, "optimizer": "adam"}))

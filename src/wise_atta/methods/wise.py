@@ -55,6 +55,8 @@ def wise(
     train_head: Head | None = None,
     block: Spec | None = None,
     only_selected: bool = False,
+    pull: float = 0.0,
+    correct_prior: bool = False,
     momentum: float = 0.9,
     nesterov: bool = True,
     anchor_momentum: float = 0.9,
@@ -79,8 +81,9 @@ def wise(
         between restarts. ``"paper/imagenet-c"`` and so on are both, ``"authors/imagenet-c"`` and so on have the two
         rates of the published code for a ResNet-50, on ImageNet-C with all of `layer1` and without `layer4`. Another
         `policy` wins over theirs.
-    lr, head_lr, lambda_sup, lambda_ent, lambda_head, supervise_norm, block, only_selected
-        See `TwoStep`.
+    lr, head_lr, lambda_sup, lambda_ent, lambda_head, supervise_norm, block, only_selected, pull, correct_prior
+        See `TwoStep`. With ``objective="roid"``, ``lambda_ent=1``, ``pull=0.01`` and ``correct_prior=True`` the rule
+        is that of `roid` wherever nobody is asked.
     train_head
         Which part of the head learns: ``"full"``, ``"bias"`` or ``"none"``. All of it unless given, under the published
         rule its bias.
@@ -121,6 +124,8 @@ def wise(
     if rule == "published" or (authors and rule is None):
         if block is not None:
             raise errors.BadConfig("the published rule trains the head, not a block: give rule='paper', or no block")
+        if pull or correct_prior:
+            raise errors.BadConfig("the published rule has no pull and no corrected prior: give rule='paper'")
         update = PublishedTwoStep(
             lr=lr,
             second_lr=lr if head_lr is None else head_lr,
@@ -146,6 +151,8 @@ def wise(
             train_head="full" if train_head is None else train_head,
             block=block,
             only_selected=only_selected,
+            pull=pull,
+            correct_prior=correct_prior,
             momentum=momentum,
             nesterov=nesterov,
         )
