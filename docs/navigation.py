@@ -25,7 +25,7 @@ def page(module: str) -> str:
 def api() -> list[Any]:
     """The navigation of the API: a module is an entry, a package a section that opens with its own page."""
     root, *rest = modules()
-    entries: list[Any] = [page(root)]
+    entries: list[Any] = [{root: page(root)}]
     sections: dict[str, list[Any]] = {}
     for module in rest:
         room, _, inner = module.removeprefix(f"{root}.").partition(".")

@@ -9,6 +9,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import griffe
 import pytest
 import yaml
 
@@ -56,6 +57,16 @@ def test_the_documentation_builds_without_a_warning_and_loads_nothing_from_other
     assert {"index.html", "api/wise_atta.signals/index.html", "decisions/index.html"} <= set(pages)
     loads = re.compile(r"<(?:script|img|iframe)[^>]+src=[\"']?https?:|<link[^>]+href=[\"']?https?:")
     assert [name for name, text in pages.items() if loads.search(text)] == []
+
+
+def test_parameters_that_are_explained_together_have_types_of_their_own(tmp_path: Path) -> None:
+    docstring = "Order.\n\n    Parameters\n    ----------\n    name, count\n        What, and how many.\n    "
+    (tmp_path / "shop.py").write_text(f'def order(name: str, count: int = 2) -> None:\n    """{docstring}"""\n')
+    extensions = griffe.load_extensions("dataclasses", str(ROOT / "docs" / "signatures.py"))
+    shop = griffe.load("shop", search_paths=[tmp_path], extensions=extensions, docstring_parser="numpy")
+    (section,) = (part for part in shop["order"].docstring.parsed if part.kind.value == "parameters")
+    found = [(item.name, str(item.annotation), item.value) for item in section.value]
+    assert found == [("name", "str", None), ("count", "int", "2")]
 
 
 @pytest.mark.heavy

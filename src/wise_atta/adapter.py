@@ -45,8 +45,14 @@ class Prediction:
         The same where the method has a teacher of its own: it answers them, nobody else is asked.
     utility
         The batch's score, or NaN if none was computed.
-    spent, allowed
-        Labels charged so far, and how many could have been.
+    spent
+        Labels charged so far.
+    allowed
+        How many could have been.
+    number
+        Of the batch, from 1; 0 after plain inference.
+    view
+        The batch as the model saw it; None after plain inference.
     """
 
     logits: Tensor
@@ -73,9 +79,46 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Step:
-    """What happened with one batch, for records and callbacks. Losses are tensors, read only by who wants them.
+    """What happened with one batch, for records and callbacks.
 
-    `stale` labels came too late to be learned. `tripped` says why the guard went back to a good state, where it did.
+    Attributes
+    ----------
+    number
+        Of the batch, from 1.
+    samples
+        How many it had.
+    utility
+        Its score, or NaN if none was computed.
+    threshold
+        The score from which on a batch was selected; it, `rate` and `debt` are the policy's `Decision`.
+    rate
+        The share of batches that was to be selected at that moment.
+    debt
+        The labels by which the policy was behind before it decided.
+    asked
+        The questions about this batch.
+    learned
+        The questions whose labels were learned with it.
+    late
+        How many of those were about earlier batches.
+    stale
+        Labels that came too late to be learned.
+    expired
+        Questions that were closed without an answer.
+    spent
+        Labels charged so far.
+    allowed
+        How many could have been.
+    counts
+        How many questions came how far, of all batches.
+    losses
+        Tensors, read only by who wants them; `skipped` is 1 where nothing in the batch was worth a step.
+    work
+        How often the network was run.
+    seconds
+        How long `predict` and `learn` took.
+    tripped
+        Why the guard went back to a good state, where it did.
     """
 
     number: int

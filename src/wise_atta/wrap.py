@@ -29,11 +29,15 @@ def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Ad
     method
         The name of a method, or one made by hand.
     options
-        Shared out by name: `head`, `classes`, `mean`, `std`, `statistics`, `prior`, `ema_weight`, `precision`,
-        `channels_last`, `compile`, `graphs`, `checkpointing` to the `Classifier`;
-        `annotator`, `context`, `late_weight`, `late_limit`, `expires_after`, `shadow`, `guard` to the `Adapter`
-        (``guard=True`` is `Guard()`); the rest (`ratio`, `lr`, …) to the method. With `group`, a process group or
-        ``"world"``, several processes share the batches of one stream (`wise_atta.distributed`).
+        Of four kinds, told apart by their names:
+
+        - how the model is seen and run (`Classifier`): `head`, `classes`, `mean`, `std`, `statistics`, `prior`,
+          `ema_weight`, `precision`, `channels_last`, `compile`, `graphs`, `checkpointing`;
+        - how questions are treated (`Adapter`): `annotator`, `context`, `late_weight`, `late_limit`, `expires_after`,
+          `shadow`, `guard` (``guard=True`` is `Guard()`);
+        - `group`, a process group or ``"world"``: several processes share the batches of one stream
+          (`wise_atta.distributed`);
+        - all others (`ratio`, `lr`, …) go to the method.
 
     Examples
     --------
