@@ -260,7 +260,7 @@ def run(
     ] = None,
     policy: Annotated[str | None, typer.Option(help="When to ask: paced, uniform, random, always, never.")] = None,
     ratio: Annotated[float | None, typer.Option(help="Labels a batch, at most.")] = None,
-    utility: Annotated[str | None, typer.Option(help="The score that paced decides on.")] = None,
+    utility: Annotated[str | None, typer.Option(help="The score that paced decides on, and others write down.")] = None,
     selector: Annotated[str | None, typer.Option(help="What to ask: drift, max-entropy, margin, random …")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples a batch.")] = None,
     severity: Annotated[int | None, typer.Option(help="Of corruptions, 1 to 5.")] = None,

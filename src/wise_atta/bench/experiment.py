@@ -49,8 +49,9 @@ class Experiment(pydantic.BaseModel):
     method, options
         A method by name, and its options.
     policy, utility, selector, ratio, labels
-        When and what an active method asks: the batch policy, its score, the sample selector, labels a batch, and how
-        many a selected batch gets at most. None: the method's own.
+        When and what an active method asks: the batch policy, its score (which one that does not look at it writes
+        down all the same), the sample selector, labels a batch, and how many a selected batch gets at most. None: the
+        method's own.
     exhaust
         The fair-comparison rule: label all that remain once the rest of the budget covers them.
     early

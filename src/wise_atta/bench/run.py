@@ -42,6 +42,12 @@ Progress = Callable[[int, int | None, float, int], None]
 NUDGE = 1e-7
 # How much of the first batch's logits a card keeps.
 FIRST_ROWS, FIRST_CLASSES = 8, 16
+# Fields about questions, all of no use where none is asked, those among them about late answers, and those whose value
+# is opened for an option of the method.
+_ASKING = ("policy", "utility", "selector", "ratio", "labels")
+_LATE = ("context", "late_weight", "late_limit")
+_ASKED = (*_ASKING[1:], "exhaust", "early", "annotator", "delay", "noise", *_LATE, "expires_after")
+_GIVEN = {"teacher": "teacher", "source_data": "source"}
 # Batches between checkpoints, and the share of a run's time that they may take, unless told otherwise.
 _CHECKPOINT, CHECKPOINT_SHARE = 100, 0.005
 
@@ -165,6 +171,15 @@ def build(
         raise errors.BadConfig(
             f"experiment field 'options': method {experiment.method!r} cannot take {experiment.options}: {error}"
         ) from error
+    if dataset is not None and not dataset.severities and "severity" in given(experiment):
+        raise errors.BadConfig(
+            f"experiment field 'severity': {experiment.data} has no severities: leave it out, or name a corrupted set"
+        )
+    mode = experiment.statistics or method.statistics
+    if experiment.prior is not None and mode != "mixed":
+        raise errors.BadConfig(
+            f"experiment field 'prior': it counts under statistics 'mixed', and here they are {mode!r}"
+        )
     asks = not isinstance(method.policy, when.Never)
     if asks and dataset is not None and (method.labels or 0) > experiment.batch:
         raise errors.BadConfig(
@@ -665,27 +680,55 @@ def settings(experiment: Experiment) -> Iterator[None]:
         setattr(fills, "fill_uninitialized_memory", fill)  # noqa: B010
 
 
+def idle(experiment: Experiment) -> dict[str, str]:
+    """The fields that are given where nothing can come of them, each with the reason.
+
+    Not a utility under a policy that does not look at it: it is written down batch by batch, and drift with it. Nor
+    what is done about late answers at a delay of 0, which is one of the delays that they are compared at.
+
+    >>> idle(Experiment(method="tent", delay=50))
+    {'delay': "method 'tent' does not ask for labels"}
+    >>> idle(Experiment(method="wise", policy="never", noise=0.1))
+    {'noise': "policy 'never' asks for no labels"}
+    """
+    method, takes = experiment.method, methods.options(experiment.method)
+    policy = experiment.policy or experiment.options.get("policy")
+    why: dict[str, str] = {}
+    if "policy" not in takes:
+        why = dict.fromkeys(("policy", *_ASKED), f"method {method!r} does not ask for labels")
+    elif policy == "never":
+        why = dict.fromkeys(_ASKED, "policy 'never' asks for no labels")
+    elif "teacher" in takes:
+        own = f"method {method!r} has a teacher of its own, who answers at its own pace"
+        why = dict.fromkeys(("annotator", "delay", "noise", *_LATE), own)
+    for name, option in _GIVEN.items():
+        answers = name == "teacher" and experiment.annotator == "teacher" and "annotator" not in why
+        if option not in takes and not answers:
+            why[name] = f"method {method!r} has no use for it"
+    return {name: why[name] for name in given(experiment) if name in why}
+
+
+def given(experiment: Experiment) -> list[str]:
+    """The fields that are not at their default."""
+    return [name for name, one in Experiment.model_fields.items() if getattr(experiment, name) != one.default]
+
+
 def _options(experiment: Experiment, length: int | None) -> dict[str, Any]:
     """The method's options: those given, and those of the description that the method knows."""
     options = dict(experiment.options)
     takes = methods.options(experiment.method)
-    for name in ("policy", "utility", "selector", "ratio", "labels"):
-        value = getattr(experiment, name)
-        if value is not None:
-            if name not in takes:
-                raise errors.BadConfig(
-                    f"experiment field {name!r}: method {experiment.method!r} does not ask for labels"
-                )
-            options[name] = value
     needs = {row.needs for row in methods.list() if row.name == experiment.method}
-    for name, option in (("teacher", "teacher"), ("source_data", "source")):
-        answers = name == "teacher" and experiment.annotator == "teacher"
-        if getattr(experiment, name) is not None and option not in takes and not answers:
-            raise errors.BadConfig(f"experiment field {name!r}: method {experiment.method!r} has no use for it")
+    for name, option in _GIVEN.items():
         if getattr(experiment, name) is None and option in needs:
             raise errors.BadConfig(
                 f"experiment field {name!r}: method {experiment.method!r} cannot do without: name one"
             )
+    for name, why in idle(experiment).items():
+        raise errors.BadConfig(f"experiment field {name!r}: {why}")
+    for name in _ASKING:
+        value = getattr(experiment, name)
+        if value is not None:
+            options[name] = value
     if "seed" in takes:
         options.setdefault("seed", experiment.seed)
     if str(options.get("preset")).startswith("authors") or options.get("exact"):
