@@ -10,11 +10,9 @@ import itertools
 import json
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import wise_atta
 from wise_atta import errors, fast, host, methods, rng, when, who
 from wise_atta.adapter import Adapter, Prediction, Step
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, whole
 from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.inputs import other_inputs
+from wise_atta.bench.place import differences, surroundings
 from wise_atta.bench.record import Folder, claimed, pack_bits, pack_numbers, read_json
 from wise_atta.bench.source import load
 from wise_atta.data import Dataset, StreamSpec, models, open_dataset, open_stream
@@ -277,7 +275,7 @@ def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int
     experiment, recorder, memory = built.experiment, Recorder(built, files), Peak(built.device)
     start, before, began, saving = 0, 0.0, time.perf_counter(), 0.0
     # What the parts before and after an interruption must share for the card to be true of both.
-    inputs, place = inputs_of(built), place_of(built.device, torch.get_num_threads())
+    inputs, place = inputs_of(built), surroundings(built.device, torch.get_num_threads())
     moved = False
     state = None if again else files.restore()
     if again:
@@ -299,7 +297,7 @@ def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int
             )
         recorder.load_state_dict(state["recorder"])
         start, before = state["batch"], state["seconds"]
-        moved = state.get("moved", False) or state.get("place", place) != place
+        moved = state.get("moved", False) or bool(differences(state.get("surroundings", place), place))
     for number, batch in enumerate(_from(built.stream, start), start + 1):
         recorder.step(batch)
         if progress is not None:
@@ -315,7 +313,7 @@ def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int
                     "seconds": before + now - began,
                     "inputs": inputs,
                     "digests": built.stream.digests[:number],
-                    "place": place,
+                    "surroundings": place,
                     "moved": moved,
                 }
             )
@@ -524,28 +522,6 @@ def _process_memory(field: str) -> int | None:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(field + ":")), None)
 
 
-def place_of(device: torch.device, threads: int) -> dict[str, Any]:
-    """What decides last bits, see `wise-atta verify`."""
-    instructions = torch.backends.cpu.get_cpu_capability()
-    return {
-        "device": device_name(device),
-        "instructions": instructions if device.type == "cpu" else None,
-        "threads": threads,
-        "torch": str(torch.__version__),
-    }
-
-
-def surroundings(device: torch.device, threads: int) -> dict[str, Any]:
-    """What a card says about where it was made."""
-    return {
-        "versions": versions(),
-        "device": device_name(device),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "threads": threads,
-        "tf32": device.type == "cuda" and torch.backends.cudnn.allow_tf32,
-    }
-
-
 def inputs_of(built: Built) -> dict[str, Any]:
     """Weights and pictures that a run's numbers rest on; after a whole pass with a hash of all pixels."""
     found = {"model": built.source.card(), "stream": built.stream.describe()}
@@ -629,15 +605,6 @@ def finished(folder: Path, experiment: Experiment, again: bool = False) -> dict[
     return card
 
 
-def versions() -> dict[str, str]:
-    """Versions of everything that numbers depend on."""
-    found = {"python": platform.python_version(), "wise-atta": wise_atta.__version__}
-    for package in ("torch", "torchvision", "numpy", "timm", "pillow", "scikit-learn"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
-
-
 def pick_device(name: str) -> torch.device:
     """`auto` is the GPU if there is one."""
     if name == "auto":
@@ -648,10 +615,6 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise errors.BadConfig(f"device {name!r} cannot be used here: {error}") from error
     return device
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 @contextlib.contextmanager
