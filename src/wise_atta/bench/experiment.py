@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -338,36 +338,50 @@ def card_files(place: Path) -> list[Path]:
     return below(place, "card.json", "cards*.json") if place.is_dir() else [place]
 
 
-def read_cards(path: Path, *, results: bool = False) -> list[dict[str, Any]]:
+def read_cards(path: Path, *, results: bool = False, problems: list[str] | None = None) -> list[dict[str, Any]]:
     """The run cards at a place: one or a list in a JSON file, those below a folder, those in a bundle.
 
     `FILE#DIGEST` is the card of that digest among them; its beginning is enough. To run a card again its experiment is
-    enough; with `results` all of it has to be there.
+    enough; with `results` all of it has to be there. `problems` takes what cannot be read beside others, which
+    otherwise is an error.
     """
     name, _, wanted = ("", "", "") if path.exists() else path.name.partition("#")
     place = path.with_name(name) if name else path
-    if place.is_dir():
-        cards = [card for file in card_files(place) for card in read_cards(file, results=results)]
-    elif place.suffix == ".zip":
-        from wise_atta.bench.runs import find
-
-        cards = [dict(run.card) for run in find([place]).runs]
-    else:
+    cards: list[dict[str, Any]] = []
+    wrong: list[str] = []
+    for where, card in _listed(place, wrong):
         try:
-            content = json.loads(place.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise errors.DataError(f"{place} cannot be read: {error}") from error
-        cards = content if isinstance(content, list) else [content]
-    if not all(isinstance(card, dict) and "experiment" in card for card in cards):
-        raise errors.DataError(f"{place} does not hold run cards")
+            cards.append((whole if results else current)(card, where))
+        except errors.DataError as error:
+            wrong.append(str(error))
     if not cards:
-        raise errors.DataError(f"no card below {place}: was a run finished there?")
-    cards = [(whole if results else current)(card, str(place)) for card in cards]
+        raise errors.DataError("; ".join(wrong) if wrong else f"no card below {place}: was a run finished there?")
     found = [card for card in cards if str(card.get("digest", "")).startswith(wanted)]
     if not found:
         known = ", ".join(str(card.get("digest")) for card in cards)
-        raise errors.DataError(f"no card {wanted} in {place}. There are: {known}")
+        raise errors.DataError("; ".join([f"no card {wanted} in {place}. There are: {known}", *wrong]))
+    if wrong and not wanted:  # where one is named, it does not matter what else is there
+        if problems is None:
+            raise errors.DataError("; ".join(wrong))
+        problems += wrong
     return found
+
+
+def _listed(place: Path, problems: list[str]) -> Iterator[tuple[str, Any]]:
+    """What stands at a place as cards, each with words for where; nothing in them is looked at."""
+    for file in card_files(place):
+        try:
+            if file.suffix == ".zip":
+                from wise_atta.bench.runs import bundled_cards
+
+                yield from bundled_cards(file)
+            else:
+                content = json.loads(file.read_text(encoding="utf-8"))
+                yield from ((str(file), card) for card in (content if isinstance(content, list) else [content]))
+        except errors.DataError as error:
+            problems.append(str(error))
+        except (OSError, ValueError) as error:
+            problems.append(f"{file} cannot be read: {error}")
 
 
 class _Part(pydantic.BaseModel):
@@ -445,7 +459,7 @@ class _Card(_Part):
     spread: _Spread = _Spread(low=0, high=0)
 
 
-def whole(card: Mapping[str, Any], where: str) -> dict[str, Any]:
+def whole(card: Any, where: str) -> dict[str, Any]:
     """The same for a card that is more than an experiment to run: all that is read of it is looked at."""
     found = current(card, where)
     try:
@@ -457,13 +471,15 @@ def whole(card: Mapping[str, Any], where: str) -> dict[str, Any]:
     return found
 
 
-def _has(card: Mapping[str, Any], where: str, **parts: Any) -> None:
+def _has(card: Any, where: str, **parts: Any) -> None:
+    if not isinstance(card, Mapping):
+        raise errors.DataError(f"{where} is not a run card but {card!r:.60}")
     for part, kind in parts.items():
         if not isinstance(card.get(part), kind):
             raise errors.DataError(f"{where} is not a run card: it has no {part!r}")
 
 
-def current(card: Mapping[str, Any], where: str) -> dict[str, Any]:
+def current(card: Any, where: str) -> dict[str, Any]:
     """A card as this release writes it: what an earlier one had no field for was as it is by default."""
     _has(card, where, card_version=int, experiment=dict)
     check_version(card, where)

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 from wise_atta import errors
 from wise_atta.bench import engines
 from wise_atta.bench.chance import family, nudged, summarise
-from wise_atta.bench.experiment import Experiment, read_cards
+from wise_atta.bench.experiment import Experiment, read_cards, whole
 from wise_atta.bench.hold import Shelf
 from wise_atta.bench.inputs import other_inputs
 from wise_atta.bench.place import decisive, surroundings
@@ -254,13 +254,17 @@ def put_spreads(file: Path, spreads: Mapping[str, Mapping[str, Any]]) -> list[st
     spreads
         By the digest of the experiment; others than those in the file are passed over.
     """
-    # What is no card is an error before anything changes.
-    if not any(str(card["digest"]) in spreads for card in read_cards(file, results=True)):
-        return []
-    left_out = []
+    # Where nothing is a card, that is an error before anything changes; what is none beside others stays as it is.
+    left_out: list[str] = []
+    if not any(str(card["digest"]) in spreads for card in read_cards(file, results=True, problems=left_out)):
+        return left_out
 
-    def put(card: dict[str, Any]) -> None:
-        found, error = spreads.get(str(card["digest"])), card["results"]["error"]
+    def put(card: Any) -> None:
+        try:
+            error = whole(card, str(file))["results"]["error"]
+        except errors.DataError:
+            return
+        found = spreads.get(card["digest"])
         if found is None:
             return
         if within(found, error):
