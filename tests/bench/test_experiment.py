@@ -165,6 +165,9 @@ def test_a_field_inside_another_can_be_named_by_a_dot() -> None:
         ({"stream": {"cut": "no"}}, "'stream': cut is true or false, got 'no'"),
         ({"stream": {"domains": None}}, "'stream': domains is None, a list is needed"),
         ({"fast": {"compile": "off"}}, "'fast': compile is true or false, got 'off'"),
+        ({"seed": True}, "'seed' is not true or false, got True"),
+        ({"ratio": False}, "'ratio' is not true or false, got False"),
+        ({"threads": True}, "'threads' is not true or false, got True"),
     ],
 )
 def test_a_value_of_another_kind_is_named(fields: dict[str, Any], said: str) -> None:

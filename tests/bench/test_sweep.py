@@ -339,6 +339,16 @@ def test_threads_of_several_processes_do_not_spin(
     assert os.environ.get(policy) == chosen, "what this process starts otherwise is left alone"
 
 
+def test_a_quiet_sweep_still_names_every_run_that_failed(tmp_path: Path) -> None:
+    grid = {**GRID, "method": ["bn", "tent"], "delay": [0, 2], "seed": 0}
+    (tmp_path / "grid.json").write_text(json.dumps(grid))
+    words = ["sweep", str(tmp_path / "grid.json"), "--out", str(tmp_path / "runs"), "--json"]
+    for quiet in ([], ["--quiet"]):
+        done = CliRunner().invoke(cli.app, [*words, *quiet])
+        assert [card["experiment"]["method"] for card in json.loads(done.stdout)] == ["bn", "tent"]
+        assert done.stderr.count("'delay': method") == 2 and "tent-s0 on digits+c" in done.stderr
+
+
 def test_processes_of_a_sweep_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.setattr(engines, "perform", os.path.expandvars)

@@ -123,6 +123,15 @@ class Experiment(pydantic.BaseModel):
     workers: int | None = pydantic.Field(None, ge=0)
     tag: str = ""
 
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_as_a_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        field = str(info.field_name)
+        if isinstance(value, bool) and cls.model_fields[field].annotation is not bool:
+            # To Python, and so to pydantic, it would be 0 or 1.
+            raise errors.BadConfig(f"experiment field {field!r} is not true or false, got {value!r}")
+        return value
+
     @pydantic.model_validator(mode="after")
     def _known_names(self) -> Experiment:
         known: list[tuple[str, str | None, Any]] = [

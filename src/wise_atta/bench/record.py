@@ -92,7 +92,7 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise errors.DataError(f"{path} is not a readable Parquet file: {error}") from error
+        raise errors.DataError(f"{path} is not a readable Parquet file: {error}. Copy it or run it again") from error
     return rows
 
 
