@@ -123,6 +123,13 @@ def test_a_run_does_not_go_on_from_a_broken_file_but_starts_anew_when_told_to(
     assert not card["results"]["resumed"] and card["results"]["batches"] == 120
 
 
+@pytest.mark.parametrize("name", ["card.json", "checkpoint.pt", "pictures.parquet"])
+def test_what_cannot_be_taken_away_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(errors.DataError, match=f"{name} could not be written"):
+        runs.run(SHORT, tmp_path, again=True)
+
+
 def test_a_broken_card_is_named_and_run_again_when_told_to(tmp_path: Path) -> None:
     runs.run(SHORT, tmp_path)
     (tmp_path / "card.json").write_text("{")

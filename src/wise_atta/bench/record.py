@@ -47,6 +47,13 @@ def _unwritable(path: Path, error: Exception) -> errors.DataError:
     )
 
 
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
     replace_file(path, lambda part: part.write_text(text, encoding="utf-8"))
@@ -207,7 +214,7 @@ class Folder:
     def clear(self) -> None:
         """Forget whatever was here."""
         for name in ("card.json", "checkpoint.pt", "steps.parquet", "queries.parquet", "pictures.parquet"):
-            (self.path / name).unlink(missing_ok=True)
+            _remove(self.path / name)
         self.steps.cut(0)
         self.queries.cut(0)
 
@@ -272,7 +279,4 @@ def forget(path: Path) -> None:
     if path.exists():
         with claimed(path):
             for name in ("card.json", "checkpoint.pt"):
-                try:
-                    (path / name).unlink(missing_ok=True)
-                except OSError as error:
-                    raise _unwritable(path / name, error) from error
+                _remove(path / name)
