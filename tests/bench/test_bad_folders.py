@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import re
 import resource
 from collections.abc import Iterator
@@ -204,3 +205,23 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path) -> None:
         write_json(tmp_path / "card.json", {"a": "x" * 1000})
     assert json.loads((tmp_path / "card.json").read_text()) == {"a": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["card.json"]
+
+
+def test_a_folder_that_may_not_be_looked_into_is_named_and_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("closed", "open"):
+        runs.run(SHORT, tmp_path / name)
+    there, look = tmp_path / "closed", os.scandir
+
+    def scandir(place: str) -> Any:
+        if Path(place) == there:
+            raise PermissionError(13, "Permission denied", place)
+        return look(place)
+
+    # Tests may be run by one who may look everywhere.
+    (there / "card.json").unlink()
+    monkeypatch.setattr(os, "scandir", scandir)
+    found = find([tmp_path])
+    assert [run.name for run in found.runs] == ["open"]
+    assert found.problems[0].startswith(f"{there / 'card.json'} cannot be read")

@@ -329,9 +329,16 @@ def _is_card(path: Path) -> bool:
 
 
 def below(folder: Path, *patterns: str) -> list[Path]:
-    """The files of these names below a folder, by path. A folder that is a link counts like any other, and once."""
+    """The files of these names below a folder, by path. A folder that is a link counts like any other, and once.
+
+    A folder that cannot be looked into counts as one with a file of each name, so that who reads them says why not.
+    """
     found, seen = set[Path](), set[Path]()
-    for root, folders, files in os.walk(folder, followlinks=True):
+
+    def closed(error: OSError) -> None:
+        found.update(Path(error.filename, pattern) for pattern in patterns if "*" not in pattern)
+
+    for root, folders, files in os.walk(folder, onerror=closed, followlinks=True):
         real = Path(root).resolve()
         if real in seen:
             folders.clear()  # a link to what was searched, or around in a circle
