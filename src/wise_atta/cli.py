@@ -55,6 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(exit_code(error)) from None
+    except OSError as error:
+        if debug or error.filename is None:
+            raise
+        # Such as a folder that may not be looked into, on the way to what was named.
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        raise SystemExit(3) from None
     except ModuleNotFoundError as error:
         if debug or error.name is None or error.name.startswith("wise_atta"):
             raise

@@ -225,3 +225,9 @@ def test_a_folder_that_may_not_be_looked_into_is_named_and_hides_no_other(
     found = find([tmp_path])
     assert [run.name for run in found.runs] == ["open"]
     assert found.problems[0].startswith(f"{there / 'card.json'} cannot be read")
+
+
+def test_a_place_that_cannot_be_looked_at_fails_run_by_run(tmp_path: Path) -> None:
+    failed: dict[str, errors.WiseAttaError] = {}
+    assert sweep([SHORT, LONG], Places(tmp_path / ("x" * 300)), failed=failed) == []
+    assert len(failed) == 2 and all("is not writable" in str(error) for error in failed.values())

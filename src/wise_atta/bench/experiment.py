@@ -19,7 +19,7 @@ import pydantic
 
 import wise_atta
 from wise_atta import errors, methods, what, when
-from wise_atta.bench.record import read_json
+from wise_atta.bench.record import read_json, there
 from wise_atta.data import StreamSpec
 from wise_atta.model import Classifier, StatisticsMode
 from wise_atta.wrap import FAST
@@ -351,7 +351,7 @@ def below(folder: Path, *patterns: str) -> list[Path]:
 
 def card_files(place: Path) -> list[Path]:
     """The files of cards at a place: itself, or all below a folder, those of runs and published lists."""
-    return below(place, "card.json", "cards*.json") if place.is_dir() else [place]
+    return below(place, "card.json", "cards*.json") if there(place) and place.is_dir() else [place]
 
 
 def read_cards(path: Path, *, results: bool = False, problems: list[str] | None = None) -> list[dict[str, Any]]:
@@ -361,7 +361,7 @@ def read_cards(path: Path, *, results: bool = False, problems: list[str] | None 
     enough; with `results` all of it has to be there. `problems` takes what cannot be read beside others, which
     otherwise is an error.
     """
-    name, _, wanted = ("", "", "") if path.exists() else path.name.partition("#")
+    name, _, wanted = ("", "", "") if there(path) else path.name.partition("#")
     place = path.with_name(name) if name else path
     cards: list[dict[str, Any]] = []
     wrong: list[str] = []

@@ -70,6 +70,14 @@ def write_cards(path: Path, cards: Iterable[Mapping[str, Any]]) -> None:
     write_text(path, f"[\n{lines}\n]\n")
 
 
+def there(path: Path) -> bool:
+    """Whether something is there and may be looked at; `Path.exists` raises where its folder may not be."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON file; an error names it."""
     try:

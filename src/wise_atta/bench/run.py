@@ -26,7 +26,7 @@ from wise_atta.bench.experiment import CARD_VERSION, Experiment, whole
 from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.inputs import other_inputs
 from wise_atta.bench.place import differences, surroundings
-from wise_atta.bench.record import Folder, claimed, pack_bits, pack_numbers, read_json
+from wise_atta.bench.record import Folder, claimed, pack_bits, pack_numbers, read_json, there
 from wise_atta.bench.source import load
 from wise_atta.data import Dataset, StreamSpec, models, open_dataset, open_stream
 from wise_atta.data.streams import DataStream, PictureStream
@@ -592,7 +592,7 @@ def nudged(module: nn.Module, seed: int, number: int) -> nn.Module:
 def finished(folder: Path, experiment: Experiment, again: bool = False) -> dict[str, Any] | None:
     """The card of this experiment if the folder holds it finished, and it is not to be run again."""
     file = folder / "card.json"
-    if again or not file.exists():
+    if again or not there(file):
         return None
     try:
         card = whole(read_json(file), str(file))
