@@ -302,3 +302,14 @@ def test_demo_prints_the_table_and_writes_the_report(tmp_path: Path, monkeypatch
     facts = json.loads(result.stdout)
     assert result.stderr == "" and Path(facts["report"]).read_text().startswith("<!doctype html>")
     assert facts["rows"][0]["difference"] is None
+
+
+# No system takes so long a name: looking whether it exists is an error, as where a folder may not be looked into.
+LONG = "x" * 300
+
+
+@pytest.mark.parametrize("words", [["report"], ["run"], ["compare", LONG], ["paper", "show", "delay"], ["verify"]])
+def test_a_place_that_cannot_be_looked_at_is_named(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert code([*words, f"{LONG}/card.json"]) == 3
+    told = capsys.readouterr().err
+    assert LONG in told and ("error: " in told or "left out: " in told)

@@ -55,6 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(exit_code(error)) from None
+    except OSError as error:
+        if debug or error.filename is None:
+            raise
+        # Such as a folder that may not be looked into, on the way to what was named.
+        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+        raise SystemExit(3) from None
     except ModuleNotFoundError as error:
         if debug or error.name is None or error.name.startswith("wise_atta"):
             raise
@@ -260,7 +266,7 @@ def run(
     ] = None,
     policy: Annotated[str | None, typer.Option(help="When to ask: paced, uniform, random, always, never.")] = None,
     ratio: Annotated[float | None, typer.Option(help="Labels a batch, at most.")] = None,
-    utility: Annotated[str | None, typer.Option(help="The score that paced decides on.")] = None,
+    utility: Annotated[str | None, typer.Option(help="The score that paced decides on, and others write down.")] = None,
     selector: Annotated[str | None, typer.Option(help="What to ask: drift, max-entropy, margin, random …")] = None,
     batch: Annotated[int | None, typer.Option(help="Samples a batch.")] = None,
     severity: Annotated[int | None, typer.Option(help="Of corruptions, 1 to 5.")] = None,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,18 @@ from numpy.typing import NDArray
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.record import pack_bits, pack_numbers, write_json, write_parquet
 from wise_atta.bench.runs import Run, read
+
+
+def with_head(bundle: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Write a bundle anew whose runs, names and cards were changed, whatever comes of it."""
+    with zipfile.ZipFile(bundle) as old:
+        parts = {name: old.read(name) for name in old.namelist()}
+    head = json.loads(parts["bundle.json"])
+    change(head)
+    parts["bundle.json"] = json.dumps(head).encode()
+    with zipfile.ZipFile(bundle, "w") as new:
+        for name, part in parts.items():
+            new.writestr(name, part)
 
 
 def made(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import re
 import resource
 from collections.abc import Iterator
@@ -123,6 +124,13 @@ def test_a_run_does_not_go_on_from_a_broken_file_but_starts_anew_when_told_to(
     assert not card["results"]["resumed"] and card["results"]["batches"] == 120
 
 
+@pytest.mark.parametrize("name", ["card.json", "checkpoint.pt", "pictures.parquet"])
+def test_what_cannot_be_taken_away_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(errors.DataError, match=f"{name} could not be written"):
+        runs.run(SHORT, tmp_path, again=True)
+
+
 def test_a_broken_card_is_named_and_run_again_when_told_to(tmp_path: Path) -> None:
     runs.run(SHORT, tmp_path)
     (tmp_path / "card.json").write_text("{")
@@ -197,3 +205,29 @@ def test_a_file_that_cannot_be_replaced_stays_as_it_was(tmp_path: Path) -> None:
         write_json(tmp_path / "card.json", {"a": "x" * 1000})
     assert json.loads((tmp_path / "card.json").read_text()) == {"a": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["card.json"]
+
+
+def test_a_folder_that_may_not_be_looked_into_is_named_and_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("closed", "open"):
+        runs.run(SHORT, tmp_path / name)
+    there, look = tmp_path / "closed", os.scandir
+
+    def scandir(place: str) -> Any:
+        if Path(place) == there:
+            raise PermissionError(13, "Permission denied", place)
+        return look(place)
+
+    # Tests may be run by one who may look everywhere.
+    (there / "card.json").unlink()
+    monkeypatch.setattr(os, "scandir", scandir)
+    found = find([tmp_path])
+    assert [run.name for run in found.runs] == ["open"]
+    assert found.problems[0].startswith(f"{there / 'card.json'} cannot be read")
+
+
+def test_a_place_that_cannot_be_looked_at_fails_run_by_run(tmp_path: Path) -> None:
+    failed: dict[str, errors.WiseAttaError] = {}
+    assert sweep([SHORT, LONG], Places(tmp_path / ("x" * 300)), failed=failed) == []
+    assert len(failed) == 2 and all("is not writable" in str(error) for error in failed.values())

@@ -11,7 +11,7 @@ import pytest
 
 from wise_atta import errors
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, read_cards, read_mapping
-from wise_atta.bench.run import build
+from wise_atta.bench.run import build, idle
 from wise_atta.bench.table import rows
 
 FIELDS: dict[str, Any] = {
@@ -165,6 +165,9 @@ def test_a_field_inside_another_can_be_named_by_a_dot() -> None:
         ({"stream": {"cut": "no"}}, "'stream': cut is true or false, got 'no'"),
         ({"stream": {"domains": None}}, "'stream': domains is None, a list is needed"),
         ({"fast": {"compile": "off"}}, "'fast': compile is true or false, got 'off'"),
+        ({"seed": True}, "'seed' is not true or false, got True"),
+        ({"ratio": False}, "'ratio' is not true or false, got False"),
+        ({"threads": True}, "'threads' is not true or false, got True"),
     ],
 )
 def test_a_value_of_another_kind_is_named(fields: dict[str, Any], said: str) -> None:
@@ -182,6 +185,36 @@ def test_an_option_that_the_method_cannot_take_is_named() -> None:
     one = Experiment(method="hiltta", options=options, model="wise_atta/digits_cnn@random", stream={"limit": 8})
     with pytest.raises(errors.BadConfig, match="'hiltta'"):
         build(one)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"method": "tent", "delay": 50}, "'delay': method 'tent' does not ask for labels"),
+        ({"method": "tent", "policy": "uniform"}, "'policy': method 'tent' does not ask for labels"),
+        ({"method": "tent", "teacher": "digits", "annotator": "teacher"}, "'annotator': method 'tent' does not ask"),
+        ({"policy": "never", "noise": 0.1}, "'noise': policy 'never' asks for no labels"),
+        ({"options": {"policy": "never"}, "selector": "drift"}, "'selector': policy 'never' asks for no labels"),
+        ({"policy": "never", "late_limit": 3}, "'late_limit': policy 'never'"),
+        ({"policy": "never", "exhaust": True}, "'exhaust': policy 'never'"),
+        ({"method": "cema", "teacher": "digits", "context": "current"}, "'context': method 'cema' has a teacher"),
+        ({"source_data": "digits"}, "'source_data': method 'wise' has no use for it"),
+        ({"data": "digits", "severity": 3}, "'severity': digits has no severities"),
+        ({"statistics": "batch", "prior": 16}, "'prior': it counts under statistics 'mixed', .* 'batch'"),
+        ({"method": "tent", "prior": 16}, "'prior': it counts under statistics 'mixed', .* 'batch'"),
+    ],
+)
+def test_a_field_of_which_nothing_can_come_is_named(fields: dict[str, Any], said: str) -> None:
+    one = Experiment.parse({"model": "wise_atta/digits_cnn@random", "stream": {"limit": 8}, **fields})
+    with pytest.raises(errors.BadConfig, match=f"experiment field {said}"):
+        build(one)
+
+
+def test_every_published_experiment_can_still_be_run() -> None:
+    folder = Path(__file__).parents[2] / "docs" / "results"
+    cards = [card for place in (folder, *sorted(folder.rglob("*.zip"))) for card in read_cards(place)]
+    refused = {card["digest"]: why for card in cards if (why := idle(Experiment.parse(card["experiment"])))}
+    assert len(cards) > 1000 and not refused
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:

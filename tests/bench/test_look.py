@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from bench.made import made
+from bench.made import made, with_head
 
 from wise_atta import cli, rng
 from wise_atta.bench.experiment import Experiment
@@ -165,3 +165,18 @@ def test_a_place_that_cannot_be_written_is_named(
 def test_a_folder_for_what_is_written_is_made(folder: Path, tmp_path: Path) -> None:
     assert call("bundle", folder, "--out", tmp_path / "new" / "runs.zip") == 0
     assert (tmp_path / "new" / "runs.zip").exists()
+
+
+@pytest.mark.parametrize("command", ["value", "report", "bundle"])
+def test_a_bad_card_in_a_bundle_is_named_and_the_others_are_shown(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    made(folder / "bad", mistakes(0.3, "bad"), method="bn")
+    assert call("bundle", folder, "--out", tmp_path / "runs.zip") == 0
+    with_head(tmp_path / "runs.zip", lambda head: head["runs"][0]["card"].update(card_version=99))
+    capsys.readouterr()
+    options = {"value": ["--replicates", 50], "report": ["--replicates", 50, "--out", tmp_path / "report.html"]}
+    assert call(command, tmp_path / "runs.zip", *options.get(command, ["--out", tmp_path / "again.zip"])) == 3
+    told = capsys.readouterr()
+    assert f"left out: {tmp_path / 'runs.zip'}: bad is of card version 99" in told.err
+    assert "Best without labels: tent" in told.out if command == "value" else "3 runs" in told.out

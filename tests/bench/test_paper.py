@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bench.made import with_head
 from needs import missing
 from typer.testing import CliRunner
 
@@ -452,6 +453,22 @@ def test_a_card_that_cannot_be_read_does_not_hide_the_others(runs: Path, tmp_pat
     (folder / "broken" / "card.json").write_text("{")
     result = invoke("show", "label-use", folder, "--on", "digits")
     assert result.exit_code == 3 and "2 of 3" in result.stdout and "broken/card.json" in result.stderr
+
+
+@pytest.mark.parametrize("kind", ["bundle", "list"])
+def test_nor_does_one_in_a_bundle_or_a_list_of_cards(runs: Path, tmp_path: Path, kind: str) -> None:
+    if kind == "bundle":
+        file = tmp_path / "runs.zip"
+        bundles.bundle([runs], file)
+        with_head(file, lambda head: head["runs"].append({"name": "odd", "card": {"card_version": 99}, "stream": 0}))
+    else:
+        file = tmp_path / "cards.json"
+        file.write_text(json.dumps([*read_cards(runs), {"card_version": 99}]))
+    whole, shown = (invoke("show", "delay", place, "--on", "digits") for place in (runs, file))
+    assert whole.exit_code == 0 and shown.exit_code == 3
+    assert shown.stdout == whole.stdout and f"left out: {file}" in shown.stderr
+    with pytest.raises(errors.DataError, match="not a run card"):
+        read([file])
 
 
 def test_a_dry_run_prints_the_runs_and_makes_none(runs: Path, tmp_path: Path) -> None:

@@ -105,7 +105,8 @@ def test_an_interrupted_run_ends_with_the_same_numbers(tmp_path: Path, method: s
     if method == "authors":
         one = Experiment.parse({**ONE.model_dump(), "options": {"preset": "authors"}, "delay": 0})
     elif method == "source":
-        one = Experiment.parse({**ONE.model_dump(), "method": "source", "policy": None, "ratio": None})
+        asked = {"policy": None, "ratio": None, "delay": 0, "noise": 0.0}
+        one = Experiment.parse({**ONE.model_dump(), "method": "source", **asked})
     expected = runs.run(one, tmp_path / "whole")
     with pytest.raises(Stopped):
         runs.run(one, tmp_path / "stopped", checkpoint=4, progress=stop_at(batch))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from bench.made import made
+from bench.made import made, with_head
 
 from wise_atta import errors
 from wise_atta.bench import runs
@@ -206,3 +208,57 @@ def test_a_folder_in_place_of_the_rows_is_named(tmp_path: Path) -> None:
     (tmp_path / "a" / "steps.parquet").mkdir()
     with pytest.raises(errors.DataError, match=r"has no steps\.parquet"):
         runs.find([tmp_path / "a"])
+
+
+HARM: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "newer": (lambda one: one["card"].update(card_version=99), "update wise-atta"),
+    "part": (lambda one: one["card"].update(results={}), "is not a run card: 'results.error'"),
+    "no card": (lambda one: one.update(card=None), "is not a run card but None"),
+    "gone": (lambda one: one.pop("card"), "is not a run card but None"),
+    "another's rows": (lambda one: one["card"]["results"].update(error=50.0), "its steps are not those of its card"),
+    "stream": (lambda one: one.update(stream=7), "its steps cannot be read"),
+    "name": (lambda one: one.update(name=5, stream="x"), "runs.zip: 5: its steps cannot be read"),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_bad_card_in_a_bundle_hides_no_other_run(tmp_path: Path, harm: str) -> None:
+    for name in "abc":
+        made(tmp_path / name, WRONG, seed=ord(name))
+    digest = runs.bundle([tmp_path / name for name in "abc"], tmp_path / "runs.zip").runs[0].card["digest"]
+    change, said = HARM[harm]
+    with_head(tmp_path / "runs.zip", lambda head: change(head["runs"][1]))
+    found = runs.find([tmp_path / "runs.zip"])
+    assert [run.name for run in found.runs] == ["a", "c"]
+    (problem,) = found.problems
+    assert "runs.zip: " in problem and said in problem
+    assert runs.read(tmp_path / f"runs.zip#{digest}").name == "a", "what is named does not depend on the others"
+
+
+def test_where_one_run_is_meant_a_bad_one_beside_it_is_named(tmp_path: Path) -> None:
+    for name in "ab":
+        made(tmp_path / name, WRONG, seed=ord(name))
+    runs.bundle([tmp_path / "a", tmp_path / "b"], tmp_path / "runs.zip")
+    with_head(tmp_path / "runs.zip", lambda head: head["runs"][1].update(card={}))
+    with pytest.raises(errors.DataError, match=r"holds 1 runs where one is needed.*runs.zip: b is not a run card"):
+        runs.read(tmp_path / "runs.zip")
+
+
+def test_a_bundle_of_bad_cards_alone_names_them_all(tmp_path: Path) -> None:
+    made(tmp_path / "a", WRONG)
+    runs.bundle([tmp_path / "a"], tmp_path / "runs.zip")
+    with_head(tmp_path / "runs.zip", lambda head: head["runs"][0].update(card={}))
+    with pytest.raises(errors.DataError, match=r"runs.zip holds no run; .*: a is not a run card"):
+        runs.find([tmp_path / "runs.zip"])
+
+
+def test_what_is_no_fault_of_a_bundle_is_not_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made(tmp_path / "a", WRONG)
+    runs.bundle([tmp_path / "a"], tmp_path / "runs.zip")
+
+    def full(*_: object) -> bytes:
+        raise MemoryError
+
+    monkeypatch.setattr(zipfile.ZipFile, "read", full)
+    with pytest.raises(MemoryError):
+        runs.find([tmp_path / "runs.zip"])

@@ -62,6 +62,22 @@ def test_a_grid_is_every_combination() -> None:
     assert {one.batch for one in found} == {8}
 
 
+def test_a_field_that_a_part_of_a_grid_has_no_use_for_is_left_out_there() -> None:
+    found = expand({**GRID, "ratio": [0.1, 0.5], "delay": [0, 2], "method": ["tent", "wise"], "seed": 0})
+    made = [(one.method, one.ratio, one.delay) for one in found]
+    assert made == [("tent", None, 0), *(("wise", ratio, delay) for ratio in (0.1, 0.5) for delay in (0, 2))]
+    found = expand({**GRID, "policy": ["never", "uniform"], "noise": 0.1, "method": "wise", "seed": 0})
+    assert [(one.policy, one.noise) for one in found] == [("never", 0), ("uniform", 0.1)]
+
+
+def test_a_field_that_no_run_of_a_grid_has_a_use_for_is_named(tmp_path: Path) -> None:
+    found = expand({**GRID, "delay": [0, 2], "method": "bn", "seed": 0})
+    failed: dict[str, errors.WiseAttaError] = {}
+    (card,) = sweep(found, Places(tmp_path), failed=failed)
+    assert card["experiment"]["delay"] == 0
+    assert "'delay': method 'bn' does not ask for labels" in str(failed[found[1].digest])
+
+
 @pytest.mark.parametrize(("grid", "words"), [({"seed": []}, "no value for 'seed'"), ({"sede": [1]}, "'seed'")])
 def test_a_grid_that_cannot_be_run_is_refused(grid: dict[str, Any], words: str) -> None:
     with pytest.raises(errors.BadConfig, match=words):
@@ -321,6 +337,16 @@ def test_threads_of_several_processes_do_not_spin(
     with engines.sharing(count), engines.pool(1) as pool:
         assert pool.submit(os.getenv, policy).result() == there
     assert os.environ.get(policy) == chosen, "what this process starts otherwise is left alone"
+
+
+def test_a_quiet_sweep_still_names_every_run_that_failed(tmp_path: Path) -> None:
+    grid = {**GRID, "method": ["bn", "tent"], "delay": [0, 2], "seed": 0}
+    (tmp_path / "grid.json").write_text(json.dumps(grid))
+    words = ["sweep", str(tmp_path / "grid.json"), "--out", str(tmp_path / "runs"), "--json"]
+    for quiet in ([], ["--quiet"]):
+        done = CliRunner().invoke(cli.app, [*words, *quiet])
+        assert [card["experiment"]["method"] for card in json.loads(done.stdout)] == ["bn", "tent"]
+        assert done.stderr.count("'delay': method") == 2 and "tent-s0 on digits+c" in done.stderr
 
 
 def test_processes_of_a_sweep_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bench.made import with_head
 from typer.testing import CliRunner
 
 from wise_atta import cli, errors
@@ -483,6 +484,29 @@ def test_what_is_no_card_is_named_and_not_run(card: dict[str, Any], tmp_path: Pa
         done = CliRunner().invoke(cli.app, [*command, str(tmp_path / "card.json")])
         said = done.output + str(done.exception)
         assert "is not a run card" in said and ("error" if value == {"error": "high"} else part) in said
+
+
+@pytest.mark.parametrize("kind", ["bundle", "list"])
+def test_a_card_among_others_that_is_none_is_named_and_the_others_are_taken(
+    card: dict[str, Any], tmp_path: Path, kind: str
+) -> None:
+    file, odd = tmp_path / ("runs.zip" if kind == "bundle" else "cards.json"), {"card_version": 99, "experiment": {}}
+    if kind == "bundle":
+        write_json(tmp_path / "run" / "card.json", runs.run(ONE, tmp_path / "run"))
+        bundle([tmp_path / "run"], file)
+        with_head(file, lambda head: head["runs"].append({"name": "odd", "card": odd, "stream": 0}))
+    else:
+        write_cards(file, [odd, bare(card), None])  # type: ignore[list-item]
+    held = CliRunner().invoke(cli.app, ["verify", str(file)])
+    assert held.exit_code == 3 and f"{card['digest']}: the same digits are due" in held.stdout
+    assert f"left out: {file}" in held.stderr and "update wise-atta" in held.stderr
+    (tmp_path / "spreads.json").write_text(json.dumps({card["digest"]: card["spread"]}))
+    put = CliRunner().invoke(cli.app, ["spread", str(file), "--from", str(tmp_path / "spreads.json")])
+    assert put.exit_code == 3 and "1 of 1 cards have a spread" in put.stdout and "update wise-atta" in put.stderr
+    problems: list[str] = []
+    assert [one["spread"] for one in read_cards(file, problems=problems)] == [card["spread"]]
+    assert len(problems) == (1 if kind == "bundle" else 2), "what is no card stays as it is"
+    assert read_mapping(tmp_path / f"{file.name}#{card['digest']}") == card["experiment"]
 
 
 @pytest.mark.parametrize("nonsense", [5, {"low": 1.0}, {"low": "a", "high": 2}])

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,7 +19,7 @@ import pydantic
 
 import wise_atta
 from wise_atta import errors, methods, what, when
-from wise_atta.bench.record import read_json
+from wise_atta.bench.record import read_json, there
 from wise_atta.data import StreamSpec
 from wise_atta.model import Classifier, StatisticsMode
 from wise_atta.wrap import FAST
@@ -49,8 +49,9 @@ class Experiment(pydantic.BaseModel):
     method, options
         A method by name, and its options.
     policy, utility, selector, ratio, labels
-        When and what an active method asks: the batch policy, its score, the sample selector, labels a batch, and how
-        many a selected batch gets at most. None: the method's own.
+        When and what an active method asks: the batch policy, its score (which one that does not look at it writes
+        down all the same), the sample selector, labels a batch, and how many a selected batch gets at most. None: the
+        method's own.
     exhaust
         The fair-comparison rule: label all that remain once the rest of the budget covers them.
     early
@@ -121,6 +122,15 @@ class Experiment(pydantic.BaseModel):
     deterministic: bool = True
     workers: int | None = pydantic.Field(None, ge=0)
     tag: str = ""
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_as_a_number(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        field = str(info.field_name)
+        if isinstance(value, bool) and cls.model_fields[field].annotation is not bool:
+            # To Python, and so to pydantic, it would be 0 or 1.
+            raise errors.BadConfig(f"experiment field {field!r} is not true or false, got {value!r}")
+        return value
 
     @pydantic.model_validator(mode="after")
     def _known_names(self) -> Experiment:
@@ -319,9 +329,16 @@ def _is_card(path: Path) -> bool:
 
 
 def below(folder: Path, *patterns: str) -> list[Path]:
-    """The files of these names below a folder, by path. A folder that is a link counts like any other, and once."""
+    """The files of these names below a folder, by path. A folder that is a link counts like any other, and once.
+
+    A folder that cannot be looked into counts as one with a file of each name, so that who reads them says why not.
+    """
     found, seen = set[Path](), set[Path]()
-    for root, folders, files in os.walk(folder, followlinks=True):
+
+    def closed(error: OSError) -> None:
+        found.update(Path(error.filename, pattern) for pattern in patterns if "*" not in pattern)
+
+    for root, folders, files in os.walk(folder, onerror=closed, followlinks=True):
         real = Path(root).resolve()
         if real in seen:
             folders.clear()  # a link to what was searched, or around in a circle
@@ -334,39 +351,53 @@ def below(folder: Path, *patterns: str) -> list[Path]:
 
 def card_files(place: Path) -> list[Path]:
     """The files of cards at a place: itself, or all below a folder, those of runs and published lists."""
-    return below(place, "card.json", "cards*.json") if place.is_dir() else [place]
+    return below(place, "card.json", "cards*.json") if there(place) and place.is_dir() else [place]
 
 
-def read_cards(path: Path, *, results: bool = False) -> list[dict[str, Any]]:
+def read_cards(path: Path, *, results: bool = False, problems: list[str] | None = None) -> list[dict[str, Any]]:
     """The run cards at a place: one or a list in a JSON file, those below a folder, those in a bundle.
 
     `FILE#DIGEST` is the card of that digest among them; its beginning is enough. To run a card again its experiment is
-    enough; with `results` all of it has to be there.
+    enough; with `results` all of it has to be there. `problems` takes what cannot be read beside others, which
+    otherwise is an error.
     """
-    name, _, wanted = ("", "", "") if path.exists() else path.name.partition("#")
+    name, _, wanted = ("", "", "") if there(path) else path.name.partition("#")
     place = path.with_name(name) if name else path
-    if place.is_dir():
-        cards = [card for file in card_files(place) for card in read_cards(file, results=results)]
-    elif place.suffix == ".zip":
-        from wise_atta.bench.runs import find
-
-        cards = [dict(run.card) for run in find([place]).runs]
-    else:
+    cards: list[dict[str, Any]] = []
+    wrong: list[str] = []
+    for where, card in _listed(place, wrong):
         try:
-            content = json.loads(place.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise errors.DataError(f"{place} cannot be read: {error}") from error
-        cards = content if isinstance(content, list) else [content]
-    if not all(isinstance(card, dict) and "experiment" in card for card in cards):
-        raise errors.DataError(f"{place} does not hold run cards")
+            cards.append((whole if results else current)(card, where))
+        except errors.DataError as error:
+            wrong.append(str(error))
     if not cards:
-        raise errors.DataError(f"no card below {place}: was a run finished there?")
-    cards = [(whole if results else current)(card, str(place)) for card in cards]
+        raise errors.DataError("; ".join(wrong) if wrong else f"no card below {place}: was a run finished there?")
     found = [card for card in cards if str(card.get("digest", "")).startswith(wanted)]
     if not found:
         known = ", ".join(str(card.get("digest")) for card in cards)
-        raise errors.DataError(f"no card {wanted} in {place}. There are: {known}")
+        raise errors.DataError("; ".join([f"no card {wanted} in {place}. There are: {known}", *wrong]))
+    if wrong and not wanted:  # where one is named, it does not matter what else is there
+        if problems is None:
+            raise errors.DataError("; ".join(wrong))
+        problems += wrong
     return found
+
+
+def _listed(place: Path, problems: list[str]) -> Iterator[tuple[str, Any]]:
+    """What stands at a place as cards, each with words for where; nothing in them is looked at."""
+    for file in card_files(place):
+        try:
+            if file.suffix == ".zip":
+                from wise_atta.bench.runs import bundled_cards
+
+                yield from bundled_cards(file)
+            else:
+                content = json.loads(file.read_text(encoding="utf-8"))
+                yield from ((str(file), card) for card in (content if isinstance(content, list) else [content]))
+        except errors.DataError as error:
+            problems.append(str(error))
+        except (OSError, ValueError) as error:
+            problems.append(f"{file} cannot be read: {error}")
 
 
 class _Part(pydantic.BaseModel):
@@ -444,7 +475,7 @@ class _Card(_Part):
     spread: _Spread = _Spread(low=0, high=0)
 
 
-def whole(card: Mapping[str, Any], where: str) -> dict[str, Any]:
+def whole(card: Any, where: str) -> dict[str, Any]:
     """The same for a card that is more than an experiment to run: all that is read of it is looked at."""
     found = current(card, where)
     try:
@@ -456,13 +487,15 @@ def whole(card: Mapping[str, Any], where: str) -> dict[str, Any]:
     return found
 
 
-def _has(card: Mapping[str, Any], where: str, **parts: Any) -> None:
+def _has(card: Any, where: str, **parts: Any) -> None:
+    if not isinstance(card, Mapping):
+        raise errors.DataError(f"{where} is not a run card but {card!r:.60}")
     for part, kind in parts.items():
         if not isinstance(card.get(part), kind):
             raise errors.DataError(f"{where} is not a run card: it has no {part!r}")
 
 
-def current(card: Mapping[str, Any], where: str) -> dict[str, Any]:
+def current(card: Any, where: str) -> dict[str, Any]:
     """A card as this release writes it: what an earlier one had no field for was as it is by default."""
     _has(card, where, card_version=int, experiment=dict)
     check_version(card, where)

@@ -47,6 +47,13 @@ def _unwritable(path: Path, error: Exception) -> errors.DataError:
     )
 
 
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
     replace_file(path, lambda part: part.write_text(text, encoding="utf-8"))
@@ -61,6 +68,14 @@ def write_cards(path: Path, cards: Iterable[Mapping[str, Any]]) -> None:
     """Write many cards to one file, a line each."""
     lines = ",\n".join(json.dumps(card, ensure_ascii=False) for card in cards)
     write_text(path, f"[\n{lines}\n]\n")
+
+
+def there(path: Path) -> bool:
+    """Whether something is there and may be looked at; `Path.exists` raises where its folder may not be."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -92,7 +107,7 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise errors.DataError(f"{path} is not a readable Parquet file: {error}") from error
+        raise errors.DataError(f"{path} is not a readable Parquet file: {error}. Copy it or run it again") from error
     return rows
 
 
@@ -207,7 +222,7 @@ class Folder:
     def clear(self) -> None:
         """Forget whatever was here."""
         for name in ("card.json", "checkpoint.pt", "steps.parquet", "queries.parquet", "pictures.parquet"):
-            (self.path / name).unlink(missing_ok=True)
+            _remove(self.path / name)
         self.steps.cut(0)
         self.queries.cut(0)
 
@@ -272,7 +287,4 @@ def forget(path: Path) -> None:
     if path.exists():
         with claimed(path):
             for name in ("card.json", "checkpoint.pt"):
-                try:
-                    (path / name).unlink(missing_ok=True)
-                except OSError as error:
-                    raise _unwritable(path / name, error) from error
+                _remove(path / name)

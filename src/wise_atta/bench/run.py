@@ -10,11 +10,9 @@ import itertools
 import json
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import wise_atta
 from wise_atta import errors, fast, host, methods, rng, when, who
 from wise_atta.adapter import Adapter, Prediction, Step
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, whole
 from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.inputs import other_inputs
-from wise_atta.bench.record import Folder, claimed, pack_bits, pack_numbers, read_json
+from wise_atta.bench.place import differences, surroundings
+from wise_atta.bench.record import Folder, claimed, pack_bits, pack_numbers, read_json, there
 from wise_atta.bench.source import load
 from wise_atta.data import Dataset, StreamSpec, models, open_dataset, open_stream
 from wise_atta.data.streams import DataStream, PictureStream
@@ -42,6 +40,12 @@ Progress = Callable[[int, int | None, float, int], None]
 NUDGE = 1e-7
 # How much of the first batch's logits a card keeps.
 FIRST_ROWS, FIRST_CLASSES = 8, 16
+# Fields about questions, all of no use where none is asked, those among them about late answers, and those whose value
+# is opened for an option of the method.
+_ASKING = ("policy", "utility", "selector", "ratio", "labels")
+_LATE = ("context", "late_weight", "late_limit")
+_ASKED = (*_ASKING[1:], "exhaust", "early", "annotator", "delay", "noise", *_LATE, "expires_after")
+_GIVEN = {"teacher": "teacher", "source_data": "source"}
 # Batches between checkpoints, and the share of a run's time that they may take, unless told otherwise.
 _CHECKPOINT, CHECKPOINT_SHARE = 100, 0.005
 
@@ -165,6 +169,15 @@ def build(
         raise errors.BadConfig(
             f"experiment field 'options': method {experiment.method!r} cannot take {experiment.options}: {error}"
         ) from error
+    if dataset is not None and not dataset.severities and "severity" in given(experiment):
+        raise errors.BadConfig(
+            f"experiment field 'severity': {experiment.data} has no severities: leave it out, or name a corrupted set"
+        )
+    mode = experiment.statistics or method.statistics
+    if experiment.prior is not None and mode != "mixed":
+        raise errors.BadConfig(
+            f"experiment field 'prior': it counts under statistics 'mixed', and here they are {mode!r}"
+        )
     asks = not isinstance(method.policy, when.Never)
     if asks and dataset is not None and (method.labels or 0) > experiment.batch:
         raise errors.BadConfig(
@@ -262,7 +275,7 @@ def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int
     experiment, recorder, memory = built.experiment, Recorder(built, files), Peak(built.device)
     start, before, began, saving = 0, 0.0, time.perf_counter(), 0.0
     # What the parts before and after an interruption must share for the card to be true of both.
-    inputs, place = inputs_of(built), place_of(built.device, torch.get_num_threads())
+    inputs, place = inputs_of(built), surroundings(built.device, torch.get_num_threads())
     moved = False
     state = None if again else files.restore()
     if again:
@@ -284,7 +297,7 @@ def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int
             )
         recorder.load_state_dict(state["recorder"])
         start, before = state["batch"], state["seconds"]
-        moved = state.get("moved", False) or state.get("place", place) != place
+        moved = state.get("moved", False) or bool(differences(state.get("surroundings", place), place))
     for number, batch in enumerate(_from(built.stream, start), start + 1):
         recorder.step(batch)
         if progress is not None:
@@ -300,7 +313,7 @@ def _run(built: Built, files: Folder, progress: Progress | None, checkpoint: int
                     "seconds": before + now - began,
                     "inputs": inputs,
                     "digests": built.stream.digests[:number],
-                    "place": place,
+                    "surroundings": place,
                     "moved": moved,
                 }
             )
@@ -509,28 +522,6 @@ def _process_memory(field: str) -> int | None:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith(field + ":")), None)
 
 
-def place_of(device: torch.device, threads: int) -> dict[str, Any]:
-    """What decides last bits, see `wise-atta verify`."""
-    instructions = torch.backends.cpu.get_cpu_capability()
-    return {
-        "device": device_name(device),
-        "instructions": instructions if device.type == "cpu" else None,
-        "threads": threads,
-        "torch": str(torch.__version__),
-    }
-
-
-def surroundings(device: torch.device, threads: int) -> dict[str, Any]:
-    """What a card says about where it was made."""
-    return {
-        "versions": versions(),
-        "device": device_name(device),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "threads": threads,
-        "tf32": device.type == "cuda" and torch.backends.cudnn.allow_tf32,
-    }
-
-
 def inputs_of(built: Built) -> dict[str, Any]:
     """Weights and pictures that a run's numbers rest on; after a whole pass with a hash of all pixels."""
     found = {"model": built.source.card(), "stream": built.stream.describe()}
@@ -601,7 +592,7 @@ def nudged(module: nn.Module, seed: int, number: int) -> nn.Module:
 def finished(folder: Path, experiment: Experiment, again: bool = False) -> dict[str, Any] | None:
     """The card of this experiment if the folder holds it finished, and it is not to be run again."""
     file = folder / "card.json"
-    if again or not file.exists():
+    if again or not there(file):
         return None
     try:
         card = whole(read_json(file), str(file))
@@ -614,15 +605,6 @@ def finished(folder: Path, experiment: Experiment, again: bool = False) -> dict[
     return card
 
 
-def versions() -> dict[str, str]:
-    """Versions of everything that numbers depend on."""
-    found = {"python": platform.python_version(), "wise-atta": wise_atta.__version__}
-    for package in ("torch", "torchvision", "numpy", "timm", "pillow", "scikit-learn"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
-
-
 def pick_device(name: str) -> torch.device:
     """`auto` is the GPU if there is one."""
     if name == "auto":
@@ -633,10 +615,6 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise errors.BadConfig(f"device {name!r} cannot be used here: {error}") from error
     return device
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 @contextlib.contextmanager
@@ -665,27 +643,55 @@ def settings(experiment: Experiment) -> Iterator[None]:
         setattr(fills, "fill_uninitialized_memory", fill)  # noqa: B010
 
 
+def idle(experiment: Experiment) -> dict[str, str]:
+    """The fields that are given where nothing can come of them, each with the reason.
+
+    Not a utility under a policy that does not look at it: it is written down batch by batch, and drift with it. Nor
+    what is done about late answers at a delay of 0, which is one of the delays that they are compared at.
+
+    >>> idle(Experiment(method="tent", delay=50))
+    {'delay': "method 'tent' does not ask for labels"}
+    >>> idle(Experiment(method="wise", policy="never", noise=0.1))
+    {'noise': "policy 'never' asks for no labels"}
+    """
+    method, takes = experiment.method, methods.options(experiment.method)
+    policy = experiment.policy or experiment.options.get("policy")
+    why: dict[str, str] = {}
+    if "policy" not in takes:
+        why = dict.fromkeys(("policy", *_ASKED), f"method {method!r} does not ask for labels")
+    elif policy == "never":
+        why = dict.fromkeys(_ASKED, "policy 'never' asks for no labels")
+    elif "teacher" in takes:
+        own = f"method {method!r} has a teacher of its own, who answers at its own pace"
+        why = dict.fromkeys(("annotator", "delay", "noise", *_LATE), own)
+    for name, option in _GIVEN.items():
+        answers = name == "teacher" and experiment.annotator == "teacher" and "annotator" not in why
+        if option not in takes and not answers:
+            why[name] = f"method {method!r} has no use for it"
+    return {name: why[name] for name in given(experiment) if name in why}
+
+
+def given(experiment: Experiment) -> list[str]:
+    """The fields that are not at their default."""
+    return [name for name, one in Experiment.model_fields.items() if getattr(experiment, name) != one.default]
+
+
 def _options(experiment: Experiment, length: int | None) -> dict[str, Any]:
     """The method's options: those given, and those of the description that the method knows."""
     options = dict(experiment.options)
     takes = methods.options(experiment.method)
-    for name in ("policy", "utility", "selector", "ratio", "labels"):
-        value = getattr(experiment, name)
-        if value is not None:
-            if name not in takes:
-                raise errors.BadConfig(
-                    f"experiment field {name!r}: method {experiment.method!r} does not ask for labels"
-                )
-            options[name] = value
     needs = {row.needs for row in methods.list() if row.name == experiment.method}
-    for name, option in (("teacher", "teacher"), ("source_data", "source")):
-        answers = name == "teacher" and experiment.annotator == "teacher"
-        if getattr(experiment, name) is not None and option not in takes and not answers:
-            raise errors.BadConfig(f"experiment field {name!r}: method {experiment.method!r} has no use for it")
+    for name, option in _GIVEN.items():
         if getattr(experiment, name) is None and option in needs:
             raise errors.BadConfig(
                 f"experiment field {name!r}: method {experiment.method!r} cannot do without: name one"
             )
+    for name, why in idle(experiment).items():
+        raise errors.BadConfig(f"experiment field {name!r}: {why}")
+    for name in _ASKING:
+        value = getattr(experiment, name)
+        if value is not None:
+            options[name] = value
     if "seed" in takes:
         options.setdefault("seed", experiment.seed)
     if str(options.get("preset")).startswith("authors") or options.get("exact"):

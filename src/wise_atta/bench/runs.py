@@ -9,15 +9,18 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import lzma
 import math
 import zipfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pydantic
 from numpy.typing import NDArray
 
 from wise_atta import errors
@@ -28,7 +31,19 @@ BUNDLE_VERSION = 1
 _INSIDE = ("bundle.json", "steps.parquet", "queries.parquet", "streams.parquet")
 # Can be computed from other columns, or is kept once for all runs over a stream.
 _LEFT_OUT = ("error", "pictures")
+# What zip archives, their compression and JSON say of bytes that make no sense; of a part that is not there, KeyError,
+# and of a compression or an encryption that is not known, NotImplementedError, which is a RuntimeError.
+_BROKEN = (OSError, EOFError, KeyError, RuntimeError, ValueError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)
 _OLD = "it was recorded by a release that did not keep {lacks}; run it again with --again"
+
+
+class _Head(pydantic.BaseModel):
+    """What a bundle says beside its tables. Of each run, more is looked at when it is read."""
+
+    model_config = pydantic.ConfigDict(strict=True)
+
+    runs: list[dict[str, Any]]
+    pictures: list[list[str]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,10 +198,9 @@ def read(path: Path) -> Run:
         if len(cards) == 1 and not (path.parent / "steps.parquet").exists() and ".zip" not in path.name:
             return Run(path.name, path, cards[0], (), (), ())
     found = find([path])
-    if len(found.runs) != 1:
-        raise errors.DataError(
-            f"{path} holds {len(found.runs)} runs where one is needed: name its folder, or a bundle's as FILE#DIGEST"
-        )
+    if len(found.runs) != 1 or found.problems:
+        held = f"{path} holds {len(found.runs)} runs where one is needed: name its folder, or a bundle's as FILE#DIGEST"
+        raise errors.DataError("; ".join([held, *found.problems]))
     return found.runs[0]
 
 
@@ -208,10 +222,13 @@ def _below(path: Path, problems: list[str]) -> Iterable[tuple[int, Run]]:
     elif place.suffix == ".json":
         yield 0, _folder(place)
     else:
-        numbered = enumerate(_bundled(place))
-        found = [(number, run) for number, run in numbered if str(run.card.get("digest")).startswith(wanted)]
+        wrong: list[str] = []
+        found = [(number, run) for number, run in _bundled(place, wrong) if run.card["digest"].startswith(wanted)]
         if not found:
-            raise errors.DataError(f"{place} holds no run of digest {wanted}")
+            lacks = f"{place} holds no run{f' of digest {wanted}' if wanted else ''}"
+            raise errors.DataError("; ".join([lacks, *wrong]))
+        # Where one is named, it does not matter what else is there.
+        problems += [] if wanted else wrong
         yield from found
 
 
@@ -225,11 +242,11 @@ def _folder(card: Path) -> Run:
         read_parquet(path) if (path := folder / f"{name}.parquet").exists() else []
         for name in ("steps", "queries", "pictures")
     )
-    _check_rows(content, steps, folder)
+    _check_rows(content, steps, str(folder))
     return Run(folder.name, folder, content, steps, queries, tuple(row["picture"] for row in pictures))
 
 
-def _check_rows(card: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], where: Path) -> None:
+def _check_rows(card: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], where: str) -> None:
     """Refuse rows that are not those of the card, such as half a copy or those of another run."""
     try:
         error = 100 * sum(row["wrong"] for row in steps) / sum(row["samples"] for row in steps)
@@ -279,13 +296,11 @@ def bundle(paths: Sequence[Path], out: Path, *, queries: bool = True) -> Found:
     return found
 
 
-def change_bundle(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def change_bundle(path: Path, change: Callable[[Any], None]) -> None:
     """Let `change` alter the cards of a bundle, one by one; its rows stay as they are."""
-    with zipfile.ZipFile(path) as file:
-        head, *rest = (file.read(name) for name in _INSIDE)
-    content = json.loads(head)
+    content, rest = _opened(path)
     for one in content["runs"]:
-        change(one["card"])
+        change(one.get("card"))
     _write_bundle(path, json.dumps(content).encode(), *rest)
 
 
@@ -318,45 +333,66 @@ def _parquet(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return file.getvalue()
 
 
-def _bundled(path: Path) -> list[Run]:
-    from pyarrow import parquet
+def bundled_cards(path: Path) -> list[tuple[str, Any]]:
+    """What a bundle holds as cards, each with words for where it stands; nothing in them is looked at."""
+    return [(_place(path, one), one.get("card")) for one in _opened(path)[0]["runs"]]
 
+
+def _place(path: Path, one: Mapping[str, Any]) -> str:
+    return f"{path}: {one.get('name')}"
+
+
+def _unreadable(path: Path, why: object) -> errors.DataError:
+    return errors.DataError(f"{path} is neither a folder of runs nor a readable bundle: {why}")
+
+
+def _opened(path: Path) -> tuple[dict[str, Any], list[bytes]]:
+    """The head of a bundle, and its tables as they are in the file."""
     try:
         with zipfile.ZipFile(path) as file:
             head, *rest = (file.read(name) for name in _INSIDE)
         content = json.loads(head)
-        version = content.get("bundle_version", 0)
-        if version > BUNDLE_VERSION:
-            raise errors.DataError(
-                f"{path} is a bundle of version {version}, this release reads up to {BUNDLE_VERSION}: update wise-atta"
-            )
-        steps, questions, orders = (parquet.read_table(io.BytesIO(part)).to_pylist() for part in rest)
-        return _unpack(path, content, steps, questions, orders)
-    except errors.DataError:
-        raise
-    # Zip archives, their compression and Parquet each have errors of their own for bytes that make no sense.
-    except Exception as error:
-        raise errors.DataError(f"{path} is neither a folder of runs nor a readable bundle: {error}") from error
+    except _BROKEN as error:
+        raise _unreadable(path, error) from error
+    version = content.get("bundle_version", 0) if isinstance(content, dict) else None
+    if isinstance(version, int) and version > BUNDLE_VERSION:
+        raise errors.DataError(
+            f"{path} is a bundle of version {version}, this release reads up to {BUNDLE_VERSION}: update wise-atta"
+        )
+    try:
+        _Head.model_validate(content)
+    except pydantic.ValidationError as error:
+        raise _unreadable(path, f"{_INSIDE[0]} holds something else") from error
+    return content, rest
 
 
-def _unpack(
-    path: Path,
-    content: Mapping[str, Any],
-    steps: Sequence[dict[str, Any]],
-    questions: Sequence[dict[str, Any]],
-    orders: Sequence[dict[str, Any]],
-) -> list[Run]:
-    steps_of, queries_of, order_of = _by(steps, "run"), _by(questions, "run"), _by(orders, "stream")
-    runs = []
+def _bundled(path: Path, problems: list[str]) -> Iterator[tuple[int, Run]]:
+    """The runs of a bundle with their numbers; `problems` takes those that cannot be read."""
+    import pyarrow
+    from pyarrow import parquet
+
+    content, tables = _opened(path)
+    try:
+        steps, questions, orders = (parquet.read_table(io.BytesIO(part)).to_pylist() for part in tables)
+        steps_of, queries_of, order_of = _by(steps, "run"), _by(questions, "run"), _by(orders, "stream")
+    except (*_BROKEN, TypeError, pyarrow.ArrowException) as error:
+        raise _unreadable(path, error) from error
     for number, one in enumerate(content["runs"]):
-        card, stream = whole(one["card"], f"{path}: {one['name']}"), one["stream"]
-        rows = [
-            row | {"error": row["wrong"] / row["samples"], "pictures": there["pictures"]}
-            for row, there in zip(steps_of.get(number, []), order_of.get(stream, []), strict=True)
-        ]
-        names = tuple(content["pictures"][stream])
-        runs.append(Run(one["name"], path, card, rows, queries_of.get(number, []), names))
-    return runs
+        where, stream = _place(path, one), one.get("stream")
+        try:
+            card = whole(one.get("card"), where)
+            rows = [
+                row | {"error": row["wrong"] / row["samples"], "pictures": there["pictures"]}
+                for row, there in zip(steps_of.get(number, []), order_of.get(stream, []), strict=True)
+            ]
+            names = tuple(content["pictures"][stream])
+            _check_rows(card, rows, where)
+        except errors.DataError as error:
+            problems.append(str(error))
+        except (LookupError, TypeError, ValueError, ZeroDivisionError) as error:
+            problems.append(f"{where}: its steps cannot be read: {error!r}")
+        else:
+            yield number, Run(str(one.get("name")), path, card, rows, queries_of.get(number, []), names)
 
 
 def _by(rows: Sequence[dict[str, Any]], column: str) -> dict[int, list[dict[str, Any]]]:

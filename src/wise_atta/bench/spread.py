@@ -17,18 +17,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
-
 from wise_atta import errors
 from wise_atta.bench import engines
 from wise_atta.bench.chance import family, nudged, summarise
-from wise_atta.bench.experiment import Experiment, read_cards
+from wise_atta.bench.experiment import Experiment, read_cards, whole
 from wise_atta.bench.hold import Shelf
 from wise_atta.bench.inputs import other_inputs
+from wise_atta.bench.place import decisive, surroundings
 from wise_atta.bench.record import claimed, read_json, write_cards, write_json
-from wise_atta.bench.run import NUDGE, pick_device, place_of, surroundings
+from wise_atta.bench.run import NUDGE, pick_device
 from wise_atta.bench.runs import change_bundle
-from wise_atta.bench.verify import differences, experiment_of, once, within
+from wise_atta.bench.verify import experiment_of, not_due, once, within
 
 # Told after every run: the card's digest, the number of the nudged run (None: the card's own), and its error.
 Report: TypeAlias = Callable[[str, int | None, float], None]
@@ -53,15 +52,15 @@ class _Task:
     weights: Path | None
 
     @property
-    def _place(self) -> tuple[torch.device, int]:
+    def _place(self) -> dict[str, Any]:
         assert self.experiment.threads is not None, "see `experiment_of`"
-        return pick_device(self.experiment.device), self.experiment.threads
+        return surroundings(pick_device(self.experiment.device), self.experiment.threads)
 
     @property
     def name(self) -> str:
         """What its error is kept under: the experiment, the number, and what decides last bits."""
         number = "own" if self.number is None else self.number
-        return f"{self.experiment.digest} {number} {json.dumps(place_of(*self._place))}"
+        return f"{self.experiment.digest} {number} {json.dumps(decisive(self._place))}"
 
     def run(self, shelf: Shelf) -> Outcome:
         try:
@@ -76,7 +75,7 @@ class _Task:
     def judged(self, error: float) -> Outcome:
         """An error that was found here, now or earlier; where the card's own must come out the same, no other one."""
         due = self.card["results"]["error"]
-        if self.number is not None or error == due or differences(self.card["provenance"], surroundings(*self._place)):
+        if self.number is not None or error == due or not_due(self.card["provenance"], self._place):
             return error
         return _of(self.card, f"it comes out at {error:.4f} % here, not at {due:.4f} %. {_WHERE}")
 
@@ -255,13 +254,17 @@ def put_spreads(file: Path, spreads: Mapping[str, Mapping[str, Any]]) -> list[st
     spreads
         By the digest of the experiment; others than those in the file are passed over.
     """
-    # What is no card is an error before anything changes.
-    if not any(str(card["digest"]) in spreads for card in read_cards(file, results=True)):
-        return []
-    left_out = []
+    # Where nothing is a card, that is an error before anything changes; what is none beside others stays as it is.
+    left_out: list[str] = []
+    if not any(str(card["digest"]) in spreads for card in read_cards(file, results=True, problems=left_out)):
+        return left_out
 
-    def put(card: dict[str, Any]) -> None:
-        found, error = spreads.get(str(card["digest"])), card["results"]["error"]
+    def put(card: Any) -> None:
+        try:
+            error = whole(card, str(file))["results"]["error"]
+        except errors.DataError:
+            return
+        found = spreads.get(card["digest"])
         if found is None:
             return
         if within(found, error):

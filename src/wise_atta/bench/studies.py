@@ -21,7 +21,7 @@ from wise_atta.bench.spread import borrowed, measure, put_spreads, said
 from wise_atta.bench.sweep import Places, expand, sweep, table
 from wise_atta.bench.terminal import left_out, watched
 from wise_atta.bench.tune import LEARNING_RATES, lay_out, tune
-from wise_atta.bench.verify import verify
+from wise_atta.bench.verify import Verdict, verify
 
 app = typer.Typer(help="Studies over many runs.", no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -204,10 +204,11 @@ def verify_command(
 
     Example: wise-atta verify runs/tent-s0-1a2b3c4d5e6f docs/results/methods/cifar10/cards.json#06c7f2
     """
-    verdicts, problems, shelf = [], [], Shelf(2)
+    verdicts, shelf = list[Verdict](), Shelf(2)
+    problems: list[str] = []
     for file in [file for place in files for file in card_files(place) or [place]]:
         try:
-            cards = read_cards(file, results=True)
+            cards = read_cards(file, results=True, problems=problems)
         except errors.DataError as error:
             problems.append(str(error))
             continue
@@ -270,13 +271,22 @@ def spread_command(
     for file in listed:
         if not file.is_file():
             raise errors.DataError(f"{file} is no file of cards, and no folder with any: name what is to be changed")
+    problems: list[str] = []
+
+    def cards_in(file: Path) -> list[dict[str, Any]]:
+        try:
+            return read_cards(file, results=True, problems=problems)
+        except errors.DataError as error:
+            problems.append(str(error))
+            return []
+
     if show:
-        cards = [card for file in listed for card in read_cards(file, results=True)]
+        cards = [card for file in listed for card in cards_in(file)]
         typer.echo(f"{chance.table(cards)}\n\n{chance.odd_ones(cards)}")
+        left_out(problems)
         return
     if borrow:
-        found = borrowed([card for file in listed for card in read_cards(file, results=True)], runs)
-    problems: list[str] = []
+        found = borrowed([card for file in listed for card in cards_in(file)], runs)
 
     def put(file: Path, spreads: dict[str, Any]) -> None:
         try:
@@ -291,7 +301,7 @@ def spread_command(
     # Cards and their places. Of the copies of a card one may have been changed by hand.
     todo: dict[tuple[str, float], tuple[dict[str, Any], list[Path]]] = {}
     for file in () if borrow or measured_in is not None else listed:
-        for card in read_cards(file, results=True):
+        for card in cards_in(file):
             if again or len(chance.nudged(card)) < runs:
                 todo.setdefault((str(card["digest"]), card["results"]["error"]), (card, []))[1].append(file)
     options: dict[str, Any] = typed.pairs("--fast", fast or [])
@@ -310,7 +320,7 @@ def spread_command(
             typer.echo(f"{digest}: {spread['low']:.4f} to {spread['high']:.4f} %", err=True)
     for file in listed:
         put(file, found)
-        cards = read_cards(file, results=True)
+        cards = cards_in(file)
         with_one = sum("spread" in card for card in cards)
         typer.echo(f"{file}: {with_one} of {len(cards)} cards have a spread")
     left_out(list(dict.fromkeys(problems)))

@@ -14,7 +14,7 @@ from wise_atta.bench import engines
 from wise_atta.bench.engines import Engine, Job
 from wise_atta.bench.experiment import Experiment, below
 from wise_atta.bench.record import forget, read_json
-from wise_atta.bench.run import finished, pick_device
+from wise_atta.bench.run import finished, given, idle, pick_device
 from wise_atta.bench.table import markdown, rows
 
 # Called when a run is over: its experiment, and its card or what went wrong.
@@ -22,16 +22,28 @@ Report = Callable[[Experiment, "dict[str, Any] | errors.WiseAttaError"], None]
 
 
 def expand(grid: Mapping[str, Any]) -> list[Experiment]:
-    """Every combination of the fields that are lists. `options.lr` stands for the field lr inside options.
+    """Every combination of the fields that are lists, each once. `options.lr` stands for the field lr inside options.
+
+    A field that some combinations have a use for is left out of the others; one that none has a use for stays in, and
+    its runs say why they cannot be made.
 
     >>> len(expand({"method": "tent", "options.lr": [0.001, 0.01], "seed": [0, 1, 2]}))
     6
+    >>> len(expand({"method": ["tent", "wise"], "ratio": [0.1, 0.5]}))
+    3
     """
     axes = [value if isinstance(value, list) else [value] for value in grid.values()]
     for name, values in zip(grid, axes, strict=True):
         if not values:
             raise errors.BadConfig(f"the grid has no value for {name!r}, so there is nothing to run")
-    return [Experiment.parse(dict(zip(grid, values, strict=True))) for values in itertools.product(*axes)]
+    runs = [Experiment.parse(dict(zip(grid, values, strict=True))) for values in itertools.product(*axes)]
+    of_use = {name for one in runs for name in set(given(one)) - idle(one).keys()}
+    found: dict[tuple[str, str], Experiment] = {}
+    for one in runs:
+        left_out = {name: Experiment.model_fields[name].default for name in of_use & idle(one).keys()}
+        plain = one.model_copy(update=left_out)
+        found.setdefault((plain.digest, plain.tag), plain)
+    return list(found.values())
 
 
 @dataclass(frozen=True)

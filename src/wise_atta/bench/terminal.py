@@ -28,6 +28,8 @@ def watched(quiet: bool, total: int | None = None, say: Callable[[Experiment], s
 
     Parameters
     ----------
+    quiet
+        Whether it tells no progress. What went wrong is told all the same.
     total
         How many runs, where that is known beforehand.
     say
@@ -49,7 +51,9 @@ def watched(quiet: bool, total: int | None = None, say: Callable[[Experiment], s
                 found = result["results"]
                 text = f"{found['error']:.2f} % error, {found['labels_spent']} labels, {found['seconds']:.0f} s"
             said = f"{experiment.name} on {say(experiment)}: {text}"
-            console.print(said, style="red" if wrong else "", highlight=False, markup=False, soft_wrap=True)
+            (Console(stderr=True) if wrong and quiet else console).print(
+                said, style="red" if wrong else "", highlight=False, markup=False, soft_wrap=True
+            )
 
         yield report
 

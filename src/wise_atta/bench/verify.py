@@ -19,6 +19,7 @@ from wise_atta import errors
 from wise_atta.bench.experiment import Experiment, check_version
 from wise_atta.bench.hold import Shelf
 from wise_atta.bench.inputs import other_inputs
+from wise_atta.bench.place import differences
 from wise_atta.bench.run import Recorder, build, make_card, pick_device, settings
 
 # How close the first batch's logits must be on another device, relative to the largest of them. Not to 1 where all are
@@ -125,7 +126,7 @@ def verify(
     except errors.BadConfig:
         experiment = experiment.model_copy(update={"device": "auto"})
     found = once(experiment, data=data, weights=weights, shelf=shelf)
-    elsewhere = differences(promised, found["provenance"])
+    elsewhere = not_due(promised, found["provenance"])
     exact = not elsewhere
     then, now = card["results"], found["results"]
     first = card.get("first_batch")
@@ -164,22 +165,13 @@ def verify(
     return verdict
 
 
-def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """In what another place differs that decides last bits."""
-    pairs = {
-        "device": (then["device"], now["device"]),
-        "torch": (then["versions"].get("torch"), now["versions"]["torch"]),
-        "wise-atta": (then["versions"].get("wise-atta"), now["versions"]["wise-atta"]),
-        "threads": (then["threads"], now["threads"]),
-        "tf32": (then.get("tf32", now["tf32"]), now["tf32"]),
-    }
-    if now["device"] == "cpu":
-        pairs["instructions"] = (then.get("instructions", now["instructions"]), now["instructions"])
-    found = [f"{name} {a} there, {b} here" for name, (a, b) in pairs.items() if a != b]
-    if not then["deterministic"]:
+def not_due(promised: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Why the digits of a card are not due here; nothing where they are."""
+    found = differences(promised, now)
+    if not promised["deterministic"]:
         found.append("the run was not deterministic")
-    if then.get("excepted"):
-        found.append(f"the card excepts {' and '.join(then['excepted'])} from the same digits")
+    if promised.get("excepted"):
+        found.append(f"the card excepts {' and '.join(promised['excepted'])} from the same digits")
     return found
 
 

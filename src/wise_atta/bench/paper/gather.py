@@ -15,7 +15,7 @@ import numpy as np
 from wise_atta import errors
 from wise_atta.bench import runs as bundles
 from wise_atta.bench.chance import all_nudged
-from wise_atta.bench.experiment import card_files, whole
+from wise_atta.bench.experiment import card_files, read_cards
 from wise_atta.bench.paper.define import ALIASES, Spot, experiment_of, has_chance, own_options, places, rows
 from wise_atta.bench.paper.items import Column, Item, Row
 from wise_atta.bench.record import read_json, read_parquet
@@ -105,13 +105,12 @@ def read(paths: Sequence[Path], problems: list[str] | None = None) -> list[Run]:
         if not path.exists():
             raise errors.DataError(f"{path} does not exist: give folders of runs, bundles, or published cards")
         for file in card_files(path):
-            try:
-                runs = _in(file)
-            except errors.DataError as error:
-                if problems is None:
-                    raise
-                problems.append(str(error))
-                continue
+            wrong: list[str] = []
+            runs = _in(file, wrong)
+            if wrong and problems is None:
+                raise errors.DataError("; ".join(wrong))
+            if problems is not None:
+                problems += wrong
             for run in runs:
                 key = f"{run.card['digest']} {run.card['provenance'].get('device')}"
                 first, there = found.setdefault(key, (run, file))
@@ -123,35 +122,25 @@ def read(paths: Sequence[Path], problems: list[str] | None = None) -> list[Run]:
     return [run for run, _ in found.values()]
 
 
-def _in(file: Path) -> list[Run]:
-    if file.suffix != ".json":
-        return [
-            Run(
-                one.card,
-                None,
-                {"tenths": tenths_of(one.steps), **({"queries": queries_of(one.queries)} if one.queries else {})},
-            )
-            for one in bundles.find([file]).runs
-        ]
-    return [Run(_whole(file, read_json(file)), file.parent)] if file.name == "card.json" else _published(file)
-
-
-def _published(file: Path) -> list[Run]:
-    beside = file.with_name(file.name.replace("cards", "series"))
-    series = read_json(beside) if beside.exists() else {}
+def _in(file: Path, problems: list[str]) -> list[Run]:
     try:
-        cards = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise errors.DataError(f"{file} cannot be read: {error}") from error
-    if not isinstance(cards, list) or not all(isinstance(card, dict) for card in cards):
-        raise errors.DataError(f"{file} is not a list of run cards")
-    return [Run(card, None, series.get(card["digest"], {})) for card in (_whole(file, one) for one in cards)]
+        if file.suffix != ".json":
+            found = bundles.find([file])
+            problems += found.problems
+            return [Run(one.card, None, _series(one)) for one in found.runs]
+        cards = read_cards(file, results=True, problems=problems)
+        beside = file.with_name(file.name.replace("cards", "series"))
+        series = read_json(beside) if file.name != "card.json" and beside.exists() else {}
+    except errors.DataError as error:
+        problems.append(str(error))
+        return []
+    rows = file.parent if file.name == "card.json" else None
+    return [Run(card, rows, series.get(card["digest"], {})) for card in cards]
 
 
-def _whole(file: Path, card: dict[str, Any]) -> dict[str, Any]:
-    if "digest" not in card:
-        raise errors.DataError(f"{file} is not a run card: it has no 'digest'")
-    return whole(card, str(file))
+def _series(run: bundles.Run) -> dict[str, Any]:
+    """What figures need of a run whose rows are not in a folder of its own."""
+    return {"tenths": tenths_of(run.steps), **({"queries": queries_of(run.queries)} if run.queries else {})}
 
 
 @dataclass(frozen=True)
