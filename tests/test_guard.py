@@ -98,6 +98,23 @@ def seen(logits: Tensor) -> View:
     return View(1, logits, logits, head=lambda features: features, anchor=lambda: logits)
 
 
+@pytest.mark.parametrize("batches", [2, 12])
+def test_the_teacher_of_a_student_goes_back_too_with_its_statistics(batches: int) -> None:
+    teacher = {"teacher": net(), "queue": 4, "replayed": 3, "alone": 3, "ready": 2, "below": 2.0}
+    adapter = wa.adapt(net(), "cema", guard=wa.Guard(window=32, every=2), **teacher)
+    guard, tutor, found = adapter.guard, adapter.update.tutor, []
+    assert guard is not None
+    for x, _ in mixed(batches):
+        found.append((adapter.classifier.running, tutor.model.running, tutor.model.live.flat))
+        adapter.step(x)
+    assert tutor.model.running is not found[0][1]
+    guard.load_state_dict(saved(guard.state_dict()))
+    good = guard._good.batch
+    assert (good > 0) == (batches > 2)
+    guard.rescue(batches)
+    assert same((adapter.classifier.running, tutor.model.running, tutor.model.live.flat), found[good])
+
+
 # A limit, what an alarm by it says, and a batch of 32 that raises it: the predicted classes, and how sure.
 SIGNS = [
     ("share", "class 0 is", [0] * 20 + [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5], 4.0),
