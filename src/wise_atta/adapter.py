@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from wise_atta import errors, host, signals
 from wise_atta.anchor import Anchor
 from wise_atta.guard import Guard
-from wise_atta.how import Labels, Late, Update
+from wise_atta.how import Labels, Late, Update, remember
 from wise_atta.model import Classifier, Forward, Statistics, Work
 from wise_atta.stream import Batch, Inputs, leaves, tree_map
 from wise_atta.view import View
@@ -456,22 +456,30 @@ class Adapter:
         taught: dict[str, int] = {}
         forward = out._forward
         tripped = out._tripped
-        if updates:
-            assert out._inputs is not None and out.view is not None
-            if self.guard is not None and tripped is None:
-                tripped = self.guard.check(out.view, out._inputs)
-                forward = forward if tripped is None else None
-            if forward is None or (self.update.needs_graph and not forward.logits.requires_grad):
-                forward = self.classifier.forward(out._inputs, grad=self.update.needs_graph)
-            taught = self.update.consult(forward, self.open, len(out.sent)) if self._taught else {}
-            answers = {**answers, **taught}
-            losses = self._update(out, forward, todo)
-        if not self._frozen:
-            self.classifier.commit(out._statistics if forward is None else forward.statistics)
-        if self.anchor is not None and not self._frozen and not self.update.moves_anchor:
-            self.anchor.follow(self.classifier.live)
-        learned = [*(item.id for item in todo), *taught] if updates else []
-        expired = self._settle(out.number, answers, learned, stale)
+        undo = remember(self.classifier, self.update, self.anchor, self.guard)
+        try:
+            if updates:
+                assert out._inputs is not None and out.view is not None
+                if self.guard is not None and tripped is None:
+                    tripped = self.guard.check(out.view, out._inputs)
+                    forward = forward if tripped is None else None
+                if forward is None or (self.update.needs_graph and not forward.logits.requires_grad):
+                    forward = self.classifier.forward(out._inputs, grad=self.update.needs_graph)
+                taught = self.update.consult(forward, self.open, len(out.sent)) if self._taught else {}
+                answers = {**answers, **taught}
+                losses = self.update.learn(forward, self._labels(out, forward, todo))
+            if not self._frozen:
+                self.classifier.commit(out._statistics if forward is None else forward.statistics)
+            if self.anchor is not None and not self._frozen and not self.update.moves_anchor:
+                self.anchor.follow(self.classifier.live)
+            learned = [*(item.id for item in todo), *taught] if updates else []
+            expired = self._settle(out.number, answers, learned, stale)
+        except BaseException:
+            # Memory has run out, say. The graph may be used up: learned again, the batch takes a new forward.
+            undo()
+            if updates:
+                out._forward = None
+            raise
         out._inputs = out._forward = out._statistics = out._owner = None
         out._learned = True
         if self._latest is out:
@@ -511,15 +519,6 @@ class Adapter:
             yield
         finally:
             self._half_done = False
-
-    def _update(self, out: Prediction, forward: Forward, todo: Sequence[Answered]) -> dict[str, Tensor]:
-        # Where it fails (memory runs out, say) the graph may be used up: learned again, the batch takes a new forward.
-        out._forward = None
-        try:
-            return self.update.learn(forward, self._labels(out, forward, todo))
-        except BaseException:
-            self.update.abandon()
-            raise
 
     def _sift(self, out: Prediction, answered: list[Answered]) -> tuple[list[Answered], list[str]]:
         """The labels to learn now, and the ids of those that came too late for it. Frozen, it is not settled yet."""
