@@ -613,18 +613,29 @@ class Adapter:
                 raise _never_asked(ids[0])
 
     def step(self, x: Inputs | Batch) -> Prediction:
-        """Predict on a batch, hand its questions to the annotator, and learn from what has been answered."""
+        """Predict on a batch, hand its questions to the annotator, and learn from what has been answered.
+
+        Where annotator or `learn` fails, the prediction is `latest`. No label is lost, and `learn` can still take it.
+        """
         if self.annotator is None and self._asks and not self._taught:
             raise errors.BadConfig("step needs an annotator to answer: give one, or use predict and learn")
         with self._lock:
             out = self.predict(x)
-            if self.annotator is not None and not self._taught:
-                self._hand_over(out.queries)
-                closing = [] if self._desk is None else self._desk.closing(self._number)
-                # An annotator hands each answer over once, so it is recorded before anything else can fail.
-                self._record(self.annotator.answers(self._number, last=closing))
-                self.show(self.annotator.shown(self._number))
-            self.learn(out)
+            try:
+                if self.annotator is not None and not self._taught:
+                    self._hand_over(out.queries)
+                    closing = [] if self._desk is None else self._desk.closing(self._number)
+                    # An annotator hands each answer over once, so it is recorded before anything else can fail.
+                    self._record(self.annotator.answers(self._number, last=closing))
+                    self.show(self.annotator.shown(self._number))
+                self.learn(out)
+            except Exception as error:
+                if self._latest is out:
+                    error.add_note(
+                        f"Batch {out.number} is predicted and was not learned: adapter.latest is its prediction, and "
+                        "adapter.learn(adapter.latest) learns it with the answers that have come."
+                    )
+                raise
             return out
 
     def _hand_over(self, queries: Sequence[Query]) -> None:
@@ -675,6 +686,11 @@ class Adapter:
     def open(self) -> list[Query]:
         """Questions that wait for an answer, oldest first."""
         return [] if self._desk is None else self._desk.open
+
+    @property
+    def latest(self) -> Prediction | None:
+        """The latest prediction that waits for `learn`, if any: after a `step` that failed, the one of its batch."""
+        return self._latest
 
     @property
     def number(self) -> int:
