@@ -291,6 +291,8 @@ class Adapter:
             prepared.kept = read[len(numbers) : scores]
         self._require_finite(batch.inputs, logits, bool(all_finite))
         scored = self._answering(batch.inputs).logits if self.shadow else self.update.output(forward)
+        # A copy: what the caller does to it must not reach what is learned.
+        scored = scored.clone()
 
         queries: list[Query] = []
         if ask:
@@ -319,8 +321,7 @@ class Adapter:
         self._number = number
         self._age += 1
         out = Prediction(
-            # A copy: what the caller does to it must not reach what is learned.
-            logits=scored.clone(),
+            logits=scored,
             queries=[] if self._taught else queries,
             sent=queries if self._taught else [],
             utility=score,

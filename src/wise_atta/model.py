@@ -1212,6 +1212,8 @@ def _unwrap(model: nn.Module) -> nn.Module:
         raise errors.BadConfig("a scripted module cannot be adapted: give the module it was made from")
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         return _unwrap(model.module)
+    if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
+        raise errors.BadConfig("layers of the model have no shape yet: run it once on a batch, then adapt it")
     inner = getattr(model, "_orig_mod", None)
     return _unwrap(inner) if isinstance(inner, nn.Module) else model
 

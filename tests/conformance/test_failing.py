@@ -15,14 +15,18 @@ from core.checks import same
 
 from wise_atta import Adapter, Anchor, Classifier, Guard, adapt
 from wise_atta.how import Average, Optimizer, Replay
+from wise_atta.what import Selector
+from wise_atta.who import Query
 
-# Whatever may run out of memory, or be interrupted, in a `learn`.
+# Whatever may run out of memory, or be interrupted, in a call.
 PLACES = [
     (Classifier, ("forward", "head", "gradients", "pull", "publish", "commit")),
     (Optimizer, ("_sgd", "_adam", "step", "move", "publish")),
     (Anchor, ("follow",)),
     (Average, ("follow",)),
     (Replay, ("add",)),
+    (Selector, ("pick", "scores", "shuffled")),
+    (Query, ("__post_init__",)),
 ]
 
 
@@ -61,11 +65,13 @@ class Fuse:
         return burning
 
 
-def learning_again(adapter: Adapter, patch: pytest.MonkeyPatch, every: int) -> tuple[Adapter, list[int]]:
+def learning_again(
+    adapter: Adapter, patch: pytest.MonkeyPatch, every: int, call: str = "learn"
+) -> tuple[Adapter, list[int]]:
     """Every `learn` fails at each `every`th place before it is let through; how often each did."""
-    plain, failed = adapter.learn, list[int]()
+    plain, failed = getattr(adapter, call), list[int]()
 
-    def learn(out: Any, answers: Any = None) -> Any:
+    def again(*args: Any) -> Any:
         fuse = Fuse()
         failed.append(0)
         with fuse.laid(patch):
@@ -73,12 +79,12 @@ def learning_again(adapter: Adapter, patch: pytest.MonkeyPatch, every: int) -> t
                 fuse.left = 1 + failed[-1] * every
                 before = adapter.state_dict()
                 try:
-                    return plain(out, answers)
+                    return plain(*args)
                 except Failure:
                     failed[-1] += 1
                     assert same(adapter.state_dict(), before), f"at place {1 + (failed[-1] - 1) * every}"
 
-    patch.setattr(adapter, "learn", learn)
+    patch.setattr(adapter, call, again)
     return adapter, failed
 
 
@@ -96,6 +102,16 @@ def test_a_batch_that_failed_anywhere_is_learned_again_to_the_same_bits(
     assert same(step(part, range(1, 6)), step(whole, range(1, 6)))
     assert same(part.state_dict(), whole.state_dict())
     assert name == "NoUpdate" or sum(failed) > 10
+
+
+@pytest.mark.parametrize("case", ADAPTING.values(), ids=list(ADAPTING))
+def test_a_batch_that_could_not_be_predicted_on_is_predicted_on_again_to_the_same_bits(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, part = (case.use(case.make(), torch.float64) for _ in range(2))
+    part, failed = learning_again(part, monkeypatch, every=1, call="predict")
+    assert same(step(part, range(1, 6)), step(whole, range(1, 6)))
+    assert same(part.state_dict(), whole.state_dict()) and sum(failed) > 5
 
 
 class Nervous(Guard):

@@ -624,6 +624,14 @@ def test_a_net_that_loses_a_batch_of_one_is_told_so() -> None:
 # -- replicas ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_net_whose_layers_have_no_shape_yet_is_refused_with_what_to_do() -> None:
+    net = nn.Sequential(nn.LazyLinear(8), nn.LayerNorm(8), nn.Linear(8, 3))
+    with pytest.raises(errors.BadConfig, match="run it once on a batch"):
+        Classifier(net)
+    net(torch.zeros(2, 4))
+    assert Classifier(net).forward(torch.zeros(2, 4)).logits.shape == (2, 3)
+
+
 def test_a_net_that_cannot_be_copied_is_refused_with_what_to_do() -> None:
     net = nets.make()
     net.lock = threading.Lock()  # type: ignore[assignment]

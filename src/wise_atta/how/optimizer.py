@@ -190,6 +190,11 @@ class Optimizer:
             raise errors.StateMismatch(
                 f"the state holds {state['flat'].numel()} adapted values, this model has {self.flat.numel()}"
             )
+        known = {"sgd": {"momentum_buffer"}, "adam": {"step", "exp_avg", "exp_avg_sq"}}[self.kind]
+        if any(own.keys() - known for own in state["optimizer"].values()):
+            raise errors.StateMismatch(
+                f"the state is not of the optimizer {self.kind!r}: load it into an adapter with the same optimizer"
+            )
         groups = list(self.model.layout.slices)
         self._momenta = {
             groups[index]: {
