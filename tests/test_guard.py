@@ -149,7 +149,7 @@ def checked(guard: wa.Guard, number: int, classes: list[int], sure: float = 4.0)
 EVEN = list(range(CLASSES)) * 4
 # By the limit that they come near: half as far as an alarm, where the others are off.
 UNEASY = {
-    "share": ([0] * 15 + [1, 2, 3, 4, 5, 6, 7] * 2 + [1, 2, 3], 4.0),
+    "share": ([0] * 12 + [1, 2, 3, 4, 5, 6, 7] * 2 + [1, 2, 3, 4, 5, 6], 4.0),
     "classes": ([0, 1, 2, 3, 4] * 6 + [0, 1], 4.0),
     "entropy": (EVEN, 7.2),
 }
