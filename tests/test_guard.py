@@ -98,6 +98,23 @@ def seen(logits: Tensor) -> View:
     return View(1, logits, logits, head=lambda features: features, anchor=lambda: logits)
 
 
+@pytest.mark.parametrize("batches", [2, 12])
+def test_the_teacher_of_a_student_goes_back_too_with_its_statistics(batches: int) -> None:
+    teacher = {"teacher": net(), "queue": 4, "replayed": 3, "alone": 3, "ready": 2, "below": 2.0}
+    adapter = wa.adapt(net(), "cema", guard=wa.Guard(window=32, every=2), **teacher)
+    guard, tutor, found = adapter.guard, adapter.update.tutor, []
+    assert guard is not None
+    for x, _ in mixed(batches):
+        found.append((adapter.classifier.running, tutor.model.running, tutor.model.live.flat))
+        adapter.step(x)
+    assert tutor.model.running is not found[0][1]
+    guard.load_state_dict(saved(guard.state_dict()))
+    good = guard._good.batch
+    assert (good > 0) == (batches > 2)
+    guard.rescue(batches)
+    assert same((adapter.classifier.running, tutor.model.running, tutor.model.live.flat), found[good])
+
+
 # A limit, what an alarm by it says, and a batch of 32 that raises it: the predicted classes, and how sure.
 SIGNS = [
     ("share", "class 0 is", [0] * 20 + [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5], 4.0),
@@ -120,6 +137,80 @@ def test_each_sign_of_collapse_is_enough(part: str, sign: str, classes: list[int
         assert guard.check(seen(even), x) is None
         assert expected in str(guard.check(seen(collapsed), x))
         assert guard.trips == (expected == sign)
+
+
+def checked(guard: wa.Guard, number: int, classes: list[int], sure: float = 4.0) -> str | None:
+    """What the guard says of a batch with these predictions, of pictures that the source sees as they are."""
+    logits = sure * functional.one_hot(torch.tensor(classes), CLASSES).float()
+    view = View(number, logits, logits, head=lambda features: features, anchor=lambda: logits)
+    return guard.check(view, draw(torch.tensor(classes), 0.1, seed=0)[0])
+
+
+EVEN = list(range(CLASSES)) * 4
+# By the limit that they come near: half as far as an alarm, where the others are off.
+UNEASY = {
+    "share": ([0] * 12 + [1, 2, 3, 4, 5, 6, 7] * 2 + [1, 2, 3, 4, 5, 6], 4.0),
+    "classes": ([0, 1, 2, 3, 4] * 6 + [0, 1], 4.0),
+    "entropy": (EVEN, 7.2),
+}
+
+
+@pytest.mark.parametrize("part", UNEASY)
+def test_a_batch_half_way_to_an_alarm_raises_none_and_is_no_snapshot_either(part: str) -> None:
+    guard = wa.Guard(window=32, every=1, **{name: off for name, off in OFF.items() if name != part})
+    wa.adapt(net(), "tent", guard=guard)
+    assert checked(guard, 1, EVEN) is None and guard.state_dict()["next"]["batch"] == 0
+    assert checked(guard, 2, *UNEASY[part]) is None and guard.state_dict()["next"]["batch"] == 0
+    assert checked(guard, 3, EVEN) is None and guard.state_dict()["next"]["batch"] == 2
+
+
+def test_what_is_usual_is_read_off_no_fewer_than_32_predictions() -> None:
+    guard = wa.Guard(window=64)
+    wa.adapt(net(), "tent", guard=guard)
+    checked(guard, 1, EVEN[:31])
+    assert not guard.state_dict()["usual"]
+    checked(guard, 2, EVEN[31:])
+    assert guard.state_dict()["usual"]["classes"] == pytest.approx(8.0)
+
+
+@pytest.mark.parametrize(("right", "overrules"), [(7, False), (8, True)])
+def test_audits_overrule_a_suspicion_from_half_way_between_their_limit_and_all_right(
+    right: int, overrules: bool
+) -> None:
+    guard = wa.Guard(window=32, audits=10, agree=1.0)
+    wa.adapt(net(), "tent", guard=guard)
+    for _ in range(10):
+        guard.audit(True)
+    checked(guard, 1, EVEN)
+    for number in range(10):
+        guard.audit(number < right)
+    collapsed = 4.0 * functional.one_hot(torch.zeros(32, dtype=torch.long), CLASSES).float()
+    assert (guard.check(seen(collapsed), draw(torch.tensor(EVEN), 0.1, seed=0)[0]) is None) is overrules
+
+
+def test_an_alarm_with_an_honest_reason_is_looked_into_again_only_after_a_while() -> None:
+    guard = wa.Guard(window=32, every=3)
+    adapter = wa.adapt(net(), "tent", guard=guard)
+    checked(guard, 1, EVEN)
+    forwards = []
+    for number in range(2, 9):
+        before = adapter.classifier.work.forwards
+        assert checked(guard, number, [0] * 32) is None
+        forwards.append(adapter.classifier.work.forwards - before)
+    assert [n > 0 for n in forwards] == [True, False, False, True, False, False, True]
+
+
+def test_a_collapse_after_a_new_good_state_leads_there_and_not_to_the_source() -> None:
+    adapter = wa.adapt(net(), "tent", lr=1e-2, guard=wa.Guard(window=64, every=4))
+    guard, number, found = adapter.guard, 0, []
+    for _ in range(2):
+        for x, _ in mixed(16):
+            adapter.learn(adapter.predict(x))
+        number = adapter.number
+        guard.rescue(number + 1)
+        assert guard.state_dict()["next"] is None, "what was seen since the good state is not trusted either"
+        found.append(guard._good.batch)
+    assert 0 < found[0] <= 16 < found[1] <= number
 
 
 HEALTHY = {

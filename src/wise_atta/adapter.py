@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from wise_atta import errors, host, signals
 from wise_atta.anchor import Anchor
 from wise_atta.guard import Guard
-from wise_atta.how import Labels, Late, Update
+from wise_atta.how import Labels, Late, Update, remember
 from wise_atta.model import Classifier, Forward, Statistics, Work
 from wise_atta.stream import Batch, Inputs, leaves, tree_map
 from wise_atta.view import View
@@ -334,6 +334,8 @@ class Adapter:
             prepared.kept = read[len(numbers) : scores]
         self._require_finite(batch.inputs, logits, bool(all_finite))
         scored = self._answering(batch.inputs).logits if self.shadow else self.update.output(forward)
+        # A copy: what the caller does to it must not reach what is learned.
+        scored = scored.clone()
 
         queries: list[Query] = []
         if ask:
@@ -362,8 +364,7 @@ class Adapter:
         self._number = number
         self._age += 1
         out = Prediction(
-            # A copy: what the caller does to it must not reach what is learned.
-            logits=scored.clone(),
+            logits=scored,
             queries=[] if self._taught else queries,
             sent=queries if self._taught else [],
             utility=score,
@@ -499,22 +500,30 @@ class Adapter:
         taught: dict[str, int] = {}
         forward = out._forward
         tripped = out._tripped
-        if updates:
-            assert out._inputs is not None and out.view is not None
-            if self.guard is not None and tripped is None:
-                tripped = self.guard.check(out.view, out._inputs)
-                forward = forward if tripped is None else None
-            if forward is None or (self.update.needs_graph and not forward.logits.requires_grad):
-                forward = self.classifier.forward(out._inputs, grad=self.update.needs_graph)
-            taught = self.update.consult(forward, self.open, len(out.sent)) if self._taught else {}
-            answers = {**answers, **taught}
-            losses = self._update(out, forward, todo)
-        if not self._frozen:
-            self.classifier.commit(out._statistics if forward is None else forward.statistics)
-        if self.anchor is not None and not self._frozen and not self.update.moves_anchor:
-            self.anchor.follow(self.classifier.live)
-        learned = [*(item.id for item in todo), *taught] if updates else []
-        expired = self._settle(out.number, answers, learned, stale)
+        undo = remember(self.classifier, self.update, self.anchor, self.guard)
+        try:
+            if updates:
+                assert out._inputs is not None and out.view is not None
+                if self.guard is not None and tripped is None:
+                    tripped = self.guard.check(out.view, out._inputs)
+                    forward = forward if tripped is None else None
+                if forward is None or (self.update.needs_graph and not forward.logits.requires_grad):
+                    forward = self.classifier.forward(out._inputs, grad=self.update.needs_graph)
+                taught = self.update.consult(forward, self.open, len(out.sent)) if self._taught else {}
+                answers = {**answers, **taught}
+                losses = self.update.learn(forward, self._labels(out, forward, todo))
+            if not self._frozen:
+                self.classifier.commit(out._statistics if forward is None else forward.statistics)
+            if self.anchor is not None and not self._frozen and not self.update.moves_anchor:
+                self.anchor.follow(self.classifier.live)
+            learned = [*(item.id for item in todo), *taught] if updates else []
+            expired = self._settle(out.number, answers, learned, stale)
+        except BaseException:
+            # Memory has run out, say. The graph may be used up: learned again, the batch takes a new forward.
+            undo()
+            if updates:
+                out._forward = None
+            raise
         out._inputs = out._forward = out._statistics = out._owner = None
         out._learned = True
         if self._latest is out:
@@ -554,15 +563,6 @@ class Adapter:
             yield
         finally:
             self._half_done = False
-
-    def _update(self, out: Prediction, forward: Forward, todo: Sequence[Answered]) -> dict[str, Tensor]:
-        # Where it fails (memory runs out, say) the graph may be used up: learned again, the batch takes a new forward.
-        out._forward = None
-        try:
-            return self.update.learn(forward, self._labels(out, forward, todo))
-        except BaseException:
-            self.update.abandon()
-            raise
 
     def _sift(self, out: Prediction, answered: list[Answered]) -> tuple[list[Answered], list[str]]:
         """The labels to learn now, and the ids of those that came too late for it. Frozen, it is not settled yet."""
@@ -657,18 +657,29 @@ class Adapter:
                 raise _never_asked(ids[0])
 
     def step(self, x: Inputs | Batch) -> Prediction:
-        """Predict on a batch, hand its questions to the annotator, and learn from what has been answered."""
+        """Predict on a batch, hand its questions to the annotator, and learn from what has been answered.
+
+        Where annotator or `learn` fails, the prediction is `latest`. No label is lost, and `learn` can still take it.
+        """
         if self.annotator is None and self._asks and not self._taught:
             raise errors.BadConfig("step needs an annotator to answer: give one, or use predict and learn")
         with self._lock:
             out = self.predict(x)
-            if self.annotator is not None and not self._taught:
-                self._hand_over(out.queries)
-                closing = [] if self._desk is None else self._desk.closing(self._number)
-                # An annotator hands each answer over once, so it is recorded before anything else can fail.
-                self._record(self.annotator.answers(self._number, last=closing))
-                self.show(self.annotator.shown(self._number))
-            self.learn(out)
+            try:
+                if self.annotator is not None and not self._taught:
+                    self._hand_over(out.queries)
+                    closing = [] if self._desk is None else self._desk.closing(self._number)
+                    # An annotator hands each answer over once, so it is recorded before anything else can fail.
+                    self._record(self.annotator.answers(self._number, last=closing))
+                    self.show(self.annotator.shown(self._number))
+                self.learn(out)
+            except Exception as error:
+                if self._latest is out:
+                    error.add_note(
+                        f"Batch {out.number} is predicted and was not learned: adapter.latest is its prediction, and "
+                        "adapter.learn(adapter.latest) learns it with the answers that have come."
+                    )
+                raise
             return out
 
     def _hand_over(self, queries: Sequence[Query]) -> None:
@@ -719,6 +730,11 @@ class Adapter:
     def open(self) -> list[Query]:
         """Questions that wait for an answer, oldest first."""
         return [] if self._desk is None else self._desk.open
+
+    @property
+    def latest(self) -> Prediction | None:
+        """The latest prediction that waits for `learn`, if any: after a `step` that failed, the one of its batch."""
+        return self._latest
 
     @property
     def number(self) -> int:

@@ -137,7 +137,7 @@ class Guard:
         """Note whether the prediction for a sample drawn at random was right."""
         self._right = [*self._right, right][-self.audits :]
         if len(self._right) == self.audits:
-            self._usual["right"] = max(sum(self._right), self._usual.get("right", 0.0))
+            self._usual = self._usual | {"right": max(sum(self._right), self._usual.get("right", 0.0))}
 
     def check(self, view: View, inputs: Inputs) -> str | None:
         """Look at a batch before it is learned. If adaptation has collapsed, go back, and say why."""
@@ -163,9 +163,10 @@ class Guard:
         counts = view.logits.argmax(dim=1).bincount(minlength=view.classes)
         # One copy to the host: counts are whole numbers that float64 holds exactly.
         *classes, entropy = torch.cat([counts.double(), view.entropy.double().sum().unsqueeze(0)]).tolist()
-        self._seen.append(_Seen(len(view), torch.tensor(classes, dtype=torch.float64, device="cpu"), entropy))
+        seen = _Seen(len(view), torch.tensor(classes, dtype=torch.float64, device="cpu"), entropy)
+        self._seen = [*self._seen, seen]
         while sum(seen.samples for seen in self._seen[1:]) >= self.window:
-            del self._seen[0]
+            self._seen = self._seen[1:]
         total = sum(seen.samples for seen in self._seen)
         share = torch.stack([seen.classes for seen in self._seen]).sum(dim=0) / total
         return _Look(
@@ -178,7 +179,7 @@ class Guard:
 
     def _alarm(self, look: _Look) -> str | None:
         if look.total >= min(_FEW, self.window) and not {"share", "classes", "entropy"} <= set(self._usual):
-            self._usual |= {"share": look.share, "classes": look.classes, "entropy": look.entropy}
+            self._usual = self._usual | {"share": look.share, "classes": look.classes, "entropy": look.entropy}
         if self._overruled:
             return None
         if self._accused:
@@ -228,7 +229,8 @@ class Guard:
         if look.total < min(_FEW, self.window):
             return
         if look.total >= self.window:
-            usual |= {"share": min(look.share, usual["share"]), "classes": max(look.classes, usual["classes"])}
+            usual = usual | {"share": min(look.share, usual["share"]), "classes": max(look.classes, usual["classes"])}
+            self._usual = usual
         calm = (
             look.share < self._level(self.share / 2)
             and look.classes >= (1 + self.classes) / 2 * usual["classes"]

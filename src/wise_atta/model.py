@@ -398,6 +398,8 @@ class Classifier:
         # A leased replica comes back when its graph dies, which may be while this thread holds the lock.
         self._lock = threading.RLock()
         self._head_checked = False
+        # Whether the network writes to its inputs; None before its first forward.
+        self._spoils: bool | None = None
         norms = self._free[0].norms
         self._channels = [norm.num_features for norm in norms]
         self._source_buffers = self._free[0].source_buffers
@@ -792,6 +794,22 @@ class Classifier:
         return count
 
     def _call(self, replica: _Replica, inputs: Inputs) -> Tensor:
+        """The network's output. Inputs stay as they are: the user's own, and other forwards take them too."""
+        if self._spoils:
+            return self._output(replica, tree_map(torch.clone, inputs))
+        if self._spoils is not None:
+            return self._output(replica, inputs)
+        given, before = leaves(inputs), [(leaf.clone(), leaf._version) for leaf in leaves(inputs)]
+        output = self._output(replica, inputs)
+        self._spoils = any(leaf._version != version for leaf, (_, version) in zip(given, before, strict=True))
+        if not self._spoils:
+            return output
+        with torch.no_grad():
+            for leaf, (values, _) in zip(given, before, strict=True):
+                leaf.copy_(values)
+        return self._call(replica, inputs)
+
+    def _output(self, replica: _Replica, inputs: Inputs) -> Tensor:
         inputs = self._normalise(inputs)
         if self._how.precision == "bf16":
             inputs = tree_map(lambda leaf: leaf.bfloat16() if leaf.is_floating_point() else leaf, inputs)
@@ -1212,6 +1230,8 @@ def _unwrap(model: nn.Module) -> nn.Module:
         raise errors.BadConfig("a scripted module cannot be adapted: give the module it was made from")
     if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
         return _unwrap(model.module)
+    if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
+        raise errors.BadConfig("layers of the model have no shape yet: run it once on a batch, then adapt it")
     inner = getattr(model, "_orig_mod", None)
     return _unwrap(inner) if isinstance(inner, nn.Module) else model
 

@@ -590,6 +590,45 @@ def test_an_annotator_that_fails_leaves_its_question_open_and_the_loop_usable() 
     assert adapter.counts.learned == 3 and adapter.policy.spent == 3 and not adapter.open
 
 
+def broken(query: Any) -> int:
+    if query.batch == 2:
+        raise ValueError("this picture cannot be shown")
+    return nets.truth(query)
+
+
+def test_where_a_question_can_never_be_answered_the_prediction_can_be_had_and_the_stream_goes_on() -> None:
+    adapter, learned = wise(annotator=who.Callback(broken)), []
+    adapter.on_step(lambda step: learned.append((step.number, step.learned)))
+    for number in range(1, 5):
+        try:
+            adapter.step(nets.batch(number=number))
+        except ValueError as error:
+            assert "Question '2-" in error.__notes__[0] and "CANT_TELL" in error.__notes__[0]
+            assert f"Batch {number} is predicted" in error.__notes__[1]
+            out = adapter.latest
+            assert (
+                out is not None
+                and out.number == number
+                and torch.equal(out.logits, adapter.predict(nets.batch(number=number), ask=False, learn=False).logits)
+            )
+            adapter.learn(out)
+    assert [number for number, _ in learned] == [1, 2, 3, 4] and adapter.latest is None
+    assert adapter.counts.learned == 1 and len(adapter.open) == 3 and adapter.policy.spent == 4
+
+
+def test_a_question_that_can_never_be_answered_is_in_the_way_no_longer_than_until_it_expires() -> None:
+    adapter = wise(annotator=who.Callback(broken), expires_after=2)
+    failed = []
+    for number in range(1, 9):
+        try:
+            adapter.step(nets.batch(number=number))
+        except ValueError:
+            failed.append(number)
+    assert failed == [2, 3, 4]
+    assert not adapter.open and adapter.counts.expired == 1 and adapter.counts.learned == 7
+    assert adapter.policy.spent == adapter.counts.asked - 1 == 7, "nobody could be shown it, so it is not charged"
+
+
 def test_what_was_answered_before_an_annotator_failed_is_neither_lost_nor_asked_again() -> None:
     calls: list[str] = []
 

@@ -624,6 +624,33 @@ def test_a_net_that_loses_a_batch_of_one_is_told_so() -> None:
 # -- replicas ----------------------------------------------------------------------------------------------------------
 
 
+class InPlace(nets.TabularNet):
+    """Normalises its inputs where they lie."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.sub_(0.5))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_net_that_writes_to_its_inputs_finds_them_as_they_were_each_time(grad: bool) -> None:
+    net, x = nets.trained(InPlace), nets.batch("tabular")
+    classifier, kept = Classifier(net, adapt="all", statistics="source"), x.clone()
+    expected = net(x.clone())
+    for _ in range(3):
+        forward = classifier.forward(x, grad=grad)
+        assert torch.equal(forward.logits, expected) and torch.equal(x, kept)
+        if grad:
+            classifier.gradients(forward.logits.sum(), forward.version, ["adapted"])
+
+
+def test_a_net_whose_layers_have_no_shape_yet_is_refused_with_what_to_do() -> None:
+    net = nn.Sequential(nn.LazyLinear(8), nn.LayerNorm(8), nn.Linear(8, 3))
+    with pytest.raises(errors.BadConfig, match="run it once on a batch"):
+        Classifier(net)
+    net(torch.zeros(2, 4))
+    assert Classifier(net).forward(torch.zeros(2, 4)).logits.shape == (2, 3)
+
+
 def test_a_net_that_cannot_be_copied_is_refused_with_what_to_do() -> None:
     net = nets.make()
     net.lock = threading.Lock()  # type: ignore[assignment]

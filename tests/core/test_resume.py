@@ -231,6 +231,17 @@ def test_a_state_of_something_else_is_refused_and_changes_nothing(case: str) -> 
     assert same(play(adapter, range(4, 7)), play(twin, range(4, 7)))
 
 
+@pytest.mark.parametrize(("there", "here"), [("sgd", "adam"), ("adam", "sgd")])
+def test_momenta_of_another_optimizer_are_refused_at_once_and_not_when_they_are_used(there: Any, here: Any) -> None:
+    other, adapter = (adapt(nets.make(), "tent", optimizer=kind) for kind in (there, here))
+    for one in (other, adapter):
+        play(one, range(1, 3))
+    before = adapter.state_dict()
+    with pytest.raises(errors.StateMismatch, match=f"not of the optimizer '{here}'"):
+        adapter.load_state_dict(saved(other.state_dict()))
+    assert same(adapter.state_dict(), before)
+
+
 def damage(state: dict[str, Any], kind: str) -> Any:
     if kind == "not a state":
         return [state]

@@ -12,7 +12,7 @@ from core.checks import same
 from torch import Tensor
 
 from wise_atta import Classifier, errors
-from wise_atta.how import Entropy, Labels, Late, Optimizer
+from wise_atta.how import Entropy, Labels, Late, Optimizer, remember
 from wise_atta.model import Forward
 
 LOGITS = torch.tensor([[9.0, 0, 0], [0, 0, 0], [0, 7, 0], [0, 0, 8], [1, 1, 0]], dtype=torch.float64)
@@ -178,7 +178,7 @@ def test_gradients_of_a_step_that_failed_are_none_of_the_next_one_s(monkeypatch:
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as patch, pytest.raises(torch.OutOfMemoryError):
-        patch.setattr(torch.optim.SGD, "step", fail)
+        patch.setattr(Optimizer, "_sgd", fail)
         optimizer.step(gradients(classifier, 0, ("head",)))
     optimizer.step(gradients(classifier, 1, ("norm",)))
     norm, head = (classifier.layout.slices[group] for group in ("norm", "head"))
@@ -187,21 +187,58 @@ def test_gradients_of_a_step_that_failed_are_none_of_the_next_one_s(monkeypatch:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_what_is_taken_back_are_the_steps_that_nobody_saw_and_no_others(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_what_is_taken_back_are_the_steps_since_then_with_their_momenta_and_no_others(
+    kind: Any, dtype: torch.dtype
+) -> None:
     classifier = two_groups(dtype)
-    optimizer = Optimizer(classifier, lr=1e-6)
-    second = Optimizer(classifier, lr=1e-6, share=optimizer)
+    optimizer = Optimizer(classifier, kind=kind, lr=1e-6)
+    second = Optimizer(classifier, kind=kind, lr=1e-6, share=optimizer)
     for number in range(3):
         optimizer.step(gradients(classifier, number))
         second.step(gradients(classifier, number))
     live, values = classifier.live, optimizer.flat.clone()
+    states = optimizer.state_dict(), second.state_dict()
     assert not torch.equal(values, classifier.source_flat().float())
-    optimizer.retract()
-    assert torch.equal(optimizer.flat, values)
-    optimizer.step(gradients(classifier, 3), publish=False)
-    second.step(gradients(classifier, 4), publish=False)
-    optimizer.retract()
-    assert torch.equal(optimizer.flat, values) and classifier.live is live
+    for publish in (False, True):
+        undo = remember(optimizer, second)
+        optimizer.step(gradients(classifier, 3), publish=False)
+        second.step(gradients(classifier, 4), publish=publish)
+        assert not torch.equal(optimizer.flat, values)
+        undo()
+        assert torch.equal(optimizer.flat, values) and classifier.live is live
+        assert same((optimizer.state_dict(), second.state_dict()), states)
+
+
+@pytest.mark.parametrize("options", [{}, {"momentum": 0.0}, {"nesterov": False}, {"weight_decay": 0.1}])
+@pytest.mark.parametrize("kind", ["sgd", "adam"])
+def test_its_rules_are_those_of_torch_optim_to_the_bit(kind: Any, options: dict[str, Any]) -> None:
+    classifier = two_groups(torch.float32)
+    optimizer = Optimizer(classifier, kind=kind, lr=0.01, **options)
+    slices = classifier.layout.slices
+    plain = {group: torch.nn.Parameter(classifier.source_flat()[where]) for group, where in slices.items()}
+    decay, momentum = options.get("weight_decay", 0.0), options.get("momentum", 0.9)
+    theirs = (
+        torch.optim.SGD(
+            plain.values(),
+            lr=0.01,
+            momentum=momentum,
+            nesterov=options.get("nesterov", momentum > 0),
+            weight_decay=decay,
+        )
+        if kind == "sgd"
+        else torch.optim.Adam(plain.values(), lr=0.01, weight_decay=decay)
+    )
+    for number, groups in enumerate([("norm", "head"), ("norm",), ("head",), ("norm", "head")]):
+        generator = torch.Generator().manual_seed(number)
+        given = {group: torch.randn(plain[group].shape, generator=generator) for group in groups}
+        optimizer.step(given)
+        for group, part in plain.items():
+            part.grad = None if group not in given else given[group].clone()
+        theirs.step()
+        for group, part in plain.items():
+            assert same(optimizer.flat[slices[group]], part.detach())
+    assert same(optimizer.state_dict()["optimizer"], theirs.state_dict()["state"]), "as older states have it"
 
 
 def test_reset_forgets_momentum_and_returns_to_the_source() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import wise_atta as wa
 from wise_atta import methods, what, when
-from wise_atta.how import Distillation, balance, likelihood_ratio, teacher
+from wise_atta.how import Distillation, balance, likelihood_ratio, optimizer, teacher
 from wise_atta.view import View
 
 REFERENCES: dict[str, ModuleType] = {
@@ -62,7 +62,6 @@ class Setup:
     options: dict[str, Any] = field(default_factory=dict)
     classifier: dict[str, Any] = field(default_factory=dict)
     attributes: dict[str, Any] = field(default_factory=dict)
-    adam: dict[str, float] = field(default_factory=dict)
     in_place: list[tuple[Any, str, Any]] = field(default_factory=list)
     number: int = 0
     calls: Counter[str] = field(default_factory=Counter)
@@ -174,7 +173,10 @@ def tensors(option: str) -> dict[str, Translation]:
 SGD: dict[str, Translation] = {"lr": "lr", "momentum": "momentum", "nesterov": "nesterov"}
 ADAM: dict[str, Translation] = {
     "optimizer": "optimizer",
-    **{name: (lambda setup, value, name=name: setup.adam.update({name: value})) for name in ("beta1", "beta2", "eps")},
+    **{
+        name: lambda setup, value, name=name: setup.in_place.append((optimizer, f"_{name.upper()}", value))
+        for name in ("beta1", "beta2", "eps")
+    },
 }
 ETA: dict[str, Translation] = {"fraction": "below", "redundancy": "epsilon", "average": "mean_momentum"}
 
@@ -346,13 +348,8 @@ def played(name: str, given: Mapping[str, Any]) -> list[Step]:
     with ExitStack() as stack:
         for owner, attribute, value in setup.in_place:
             stack.enter_context(mock.patch.object(owner, attribute, value))
-        stack.enter_context(mock.patch.object(torch.optim, "Adam", _adam(**setup.adam)))
         adapter = wa.adapt(net, method, **setup.classifier)
         return [_step(adapter, setup, number, x, truth) for number, x in enumerate(batches, start=1)]
-
-
-def _adam(beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8) -> Callable[..., torch.optim.Adam]:
-    return partial(torch.optim.Adam, betas=(beta1, beta2), eps=eps)
 
 
 def _step(adapter: wa.Adapter, setup: Setup, number: int, x: Tensor, truth: Callable[[int, int], int] | None) -> Step:

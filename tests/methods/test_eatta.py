@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import wise_atta as wa
 from wise_atta import rng
+from wise_atta.how import balance
 
 THRESHOLD = 0.4 * math.log(small.CLASSES)
 
@@ -118,3 +119,10 @@ def test_presets_hold_the_published_rates() -> None:
     rates = {name: wa.methods.eatta(preset=f"imagenet-{name}").update.lr for name in "crka"}
     assert rates == {"c": 2.5e-4, "r": 1e-3, "k": 1e-3, "a": 5e-3}
     assert wa.methods.eatta(preset="cifar10-c").update.kind == "adam"
+
+
+def test_losses_without_any_gradient_leave_both_weights_at_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = active.adapt("eatta", below=9.0)
+    monkeypatch.setattr(balance, "_norm", lambda gradients: torch.zeros((), dtype=torch.float64))
+    active.steps(adapter, small.batches(2))
+    assert adapter.counts.learned > 0 and adapter.update.weights.value.tolist() == [1.0, 1.0]

@@ -78,8 +78,10 @@ def test_the_last_stage_of_other_nets_is_the_last_quarter_of_their_norms() -> No
 
 def test_a_layer_norm_net_gets_the_learning_rate_of_a_vit() -> None:
     vit = torchvision.models.VisionTransformer(32, 16, num_layers=4, num_heads=1, hidden_dim=8, mlp_dim=8)
+    both = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     for model, options, expected in [
         (vit, {}, 1e-3),
+        (both, {}, 2.5e-4),
         (vit, {"preset": "imagenet-c"}, 1e-3),
         (vit, {"lr": 0.1}, 0.1),
         (small.net(), {}, 2.5e-4),

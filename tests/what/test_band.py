@@ -13,7 +13,7 @@ from wise_atta import errors
 from wise_atta.view import View
 from wise_atta.what import Band
 
-# Entropies as shares of ln 3: about 0.00, 0.31, 0.63, 0.93 and 1; two predictions of class 0, two of class 1.
+# Entropies as shares of ln 3: about 0.00, 0.23, 0.52, 0.89 and 1; two predictions of class 0, two of class 1.
 LOGITS = torch.tensor([[12.0, 0.0, 0.0], [3.5, 0.0, 0.0], [0.0, 2.3, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
 
 
@@ -61,3 +61,11 @@ def test_its_state_survives_a_file_and_reset_forgets_it() -> None:
 def test_a_band_that_nothing_fits_in_is_refused(options: dict[str, float]) -> None:
     with pytest.raises(errors.BadConfig):
         Band(**options)
+
+
+def test_a_limit_that_is_lowered_never_rises_above_where_it_began() -> None:
+    band = Band(below=0.8, epsilon=2.0, lower=True)
+    assert band.pick(view_of(LOGITS[:2]), 5) == [0, 1]
+    assert band.pick(view_of(LOGITS[[2, 3, 4]]), 5) == [0], "entropies have risen since, and 0.89 is above 0.8"
+    band.pick(view_of(LOGITS[[0] * 200]), 5)
+    assert band.pick(view_of(LOGITS[[2]]), 5) == [], "they have fallen since"

@@ -103,6 +103,7 @@ def test_starting_points_are_spread_and_seeded() -> None:
     points = np.array([[0.0], [0.1], [100.0]])
     for seed in range(20):
         assert points[2] in plus_plus(points, np.ones(3), 2, rng.numpy(seed, "test"))
+        assert sorted(plus_plus(points, np.ones(3), 3, rng.numpy(seed, "test")).flatten()) == [0.0, 0.1, 100.0]
     pick = [Clusters(seed=3).pick(view_of(np.random.default_rng(1).normal(size=(30, 2))), 4) for _ in range(2)]
     assert pick[0] == pick[1]
 

@@ -390,3 +390,27 @@ def test_the_warning_points_at_the_user() -> None:
             warnings.simplefilter("always")
             build()
         assert [warning.filename for warning in caught] == [__file__]
+
+
+def test_the_rate_is_the_labels_due_and_owed_over_those_that_a_batch_takes() -> None:
+    by_batch = BudgetPaced(1.0, horizon=10, slack=100)
+    by_batch.decide(0.0, want=2)
+    assert by_batch.last.rate == 0.5, "in the warm-up r/k"
+    debt = 2 * 1.0 - by_batch.spent
+    by_batch.decide(0.0, want=2)
+    assert by_batch.last.debt == debt and by_batch.last.rate == pytest.approx((1.0 + debt / 10) / 2, abs=1e-15)
+    by_sample = BudgetPaced(0.1, horizon=10, slack=100, warmup=1, per="sample")
+    by_sample.decide(0.0, want=2, samples=8)
+    assert by_sample.last.rate == pytest.approx(0.1 * 8 / 2)
+    debt = 0.1 * 12 - by_sample.spent
+    by_sample.decide(0.0, want=2, samples=4)
+    assert by_sample.last.rate == pytest.approx((0.1 * 4 + debt / 10) / 2)
+
+
+def test_of_tied_scores_so_many_are_admitted_that_the_rate_comes_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy, odds = BudgetPaced(0.5, horizon=1e9, slack=100, credit=100), []
+    monkeypatch.setattr(policy, "_draw", lambda probability: bool(odds.append(probability)))
+    for score in (3, 2, 1, 2, 2):
+        policy.decide(score)
+    # The first is the warm-up; at the fourth one of three is above and one tied, at the fifth one of four and two.
+    assert odds == pytest.approx([0.5, 0.5 * 3 - 1, (0.5 * 4 - 1) / 2], abs=1e-6)

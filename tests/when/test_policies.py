@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wise_atta import errors
-from wise_atta.when import Always, BudgetPaced, Exhaust, Never, Policy, Random, Uniform, early, policy
+from wise_atta.when import Account, Always, BudgetPaced, Exhaust, Never, Policy, Random, Uniform, early, policy
 
 LENGTH = 60
 
@@ -374,3 +374,18 @@ def test_policies_are_found_by_name() -> None:
         built = [policy(name) for name in ("paced", "uniform", "random", "always", "never")]
     assert [type(each) for each in built] == [BudgetPaced, Uniform, Random, Always, Never]
     assert policy("paced", ratio=0.1, slack=2).spent == 0
+
+
+class Idle(Policy):
+    """Wishes for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(Account(1))
+
+    def _wish(self, score: float, want: int, units: int) -> tuple[int, float, float]:
+        return 0, 0.0, 0.0
+
+
+def test_exhaust_begins_when_as_many_labels_a_batch_as_are_taken_now_just_cover_the_rest() -> None:
+    policy = Exhaust(Idle(), length=10)
+    assert [policy.decide(0.0, want=2) for _ in range(10)] == [0] * 5 + [2] * 5

@@ -68,6 +68,8 @@ def test_each_utility_is_its_formula() -> None:
         TopKEntropy(k=3): -mean(entropy[-3:]),
         LowKEntropy(k=3): -mean(entropy[:3]),
         LowKEntropy(): -mean(entropy[:8]),
+        TopKEntropy(): -mean(entropy[-8:]),
+        TopKDrift(): mean(drift[-8:]),
         MeanDrift(): mean(drift),
         TopKDrift(k=3): mean(drift[-3:]),
         TopKDrift(k=99, sign=-1): -mean(drift),

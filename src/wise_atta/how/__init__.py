@@ -18,6 +18,7 @@ from wise_atta.how.restore import Restore
 from wise_atta.how.sharpness import SharpnessAware, climb
 from wise_atta.how.teacher import TeacherStudent
 from wise_atta.how.two_step import PublishedTwoStep, TwoStep
+from wise_atta.how.undo import remember
 from wise_atta.how.update import NoUpdate, Update, skipped
 from wise_atta.how.views import Augment, Augmentation
 
@@ -54,6 +55,7 @@ __all__ = [
     "confident",
     "cross_entropy",
     "fisher",
+    "remember",
     "skipped",
     "symmetric_cross_entropy",
     "trust",

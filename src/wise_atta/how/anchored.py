@@ -98,15 +98,6 @@ class Anchored(Update):
         return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=False)
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        kept = list(self.pseudo.kept), list(self.queried.kept), self.queried.features
-        try:
-            return self._learn(forward, labels)
-        except BaseException:
-            # The selector expects features of every anchor, and a batch that is learned again brings them again.
-            self.pseudo.kept, self.queried.kept, self.queried.features = kept
-            raise
-
-    def _learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         model = self.model
         self._collect(forward, labels)
         if not self.pseudo and not self.queried:

@@ -246,12 +246,14 @@ class Distillation(Update):
         self._steps = 0
 
     def snapshot(self) -> dict[str, Tensor]:
-        return super().snapshot() | {"teacher": self.tutor.model.live.flat}
+        teacher, running = self.tutor.model.live.flat, self.tutor.model.running
+        return super().snapshot() | {"teacher": teacher} | ({} if running is None else {"running": running})
 
     def restore(self, snapshot: Mapping[str, Tensor]) -> None:
         super().restore(snapshot)
         self.tutor.optimizer.forget()
         self.tutor.optimizer.move(snapshot["teacher"])
+        self.tutor.model.running = snapshot.get("running")
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {

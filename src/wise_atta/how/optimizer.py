@@ -1,17 +1,20 @@
-"""How do gradients become a new version? `torch.optim` over private values, published when the step is done."""
+"""How do gradients become a new version? The rules of `torch.optim`, into new values that are published when done."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from wise_atta import errors, signals
 from wise_atta.model import Classifier, Gradients, Version, wide
 
 Kind: TypeAlias = Literal["sgd", "adam"]
+Momenta: TypeAlias = dict[str, Tensor]
+# Of Adam, as `torch.optim` has them.
+_BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 
 
 class Optimizer:
@@ -46,31 +49,27 @@ class Optimizer:
             raise errors.BadConfig(
                 f"momentum must be in [0, 1) and weight_decay at least 0, not {momentum}, {weight_decay}"
             )
+        if kind not in get_args(Kind):
+            raise errors.unknown("optimizer", kind, get_args(Kind))
         self.model = model
+        self.kind: Kind = kind
         self.lr = lr
-        self._shares = share is not None
-        self._flat: Tensor = wide(model.source_flat()) if share is None else share._flat
+        self.momentum = momentum
+        self.nesterov = nesterov
+        self.weight_decay = weight_decay
+        self._shared = None if share is None else share._owner
+        if share is None:
+            # What was published is never written to again: those who saw it may still look at it.
+            self._flat = self._published = wide(model.source_flat())
         self._source: Tensor | None = None
-        # The values that were last published, where the network's own are rounded.
-        self._published: Tensor | None = None if share is None else share._published
-        if share is None and self._flat.dtype != model.live.flat.dtype:
-            self._published = self._flat.clone()
-        layout = model.layout
-        self._parts = {group: nn.Parameter(self._flat[where]) for group, where in layout.slices.items()}
-        self._gradient = torch.zeros_like(self._flat)
-        self._gradient_views = layout.views(self._gradient)
-        # A method that adapts nothing has an optimizer all the same, over no numbers.
-        groups = [{"params": [part], "lr": lr} for part in self._parts.values() or [nn.Parameter(self._flat)]]
-        self._torch: torch.optim.Optimizer
-        if kind == "sgd":
-            self._torch = torch.optim.SGD(
-                groups, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, weight_decay=weight_decay
-            )
-        elif kind == "adam":
-            self._torch = torch.optim.Adam(groups, lr=lr, weight_decay=weight_decay)
-        else:
-            raise errors.unknown("optimizer", kind, ("sgd", "adam"))
-        self._fresh = self._torch.state_dict()
+        self._momenta: dict[str, Momenta] = {}
+        self._gradient = torch.zeros_like(self.flat)
+        self._gradient_views = model.layout.views(self._gradient)
+
+    @property
+    def _owner(self) -> Optimizer:
+        """Whose values are moved: one's own, or those of another optimizer."""
+        return self if self._shared is None else self._shared
 
     def step(self, gradients: Gradients, lr: float | None = None, *, publish: bool = True) -> None:
         """Take one step on the named groups and publish the result. Groups that are not named stay as they are.
@@ -78,39 +77,75 @@ class Optimizer:
         A gradient with NaN or Inf is taken as zero: one bad batch must not destroy the adapted tensors. With
         `publish=False` the step is seen by nobody until another, `move` or `publish` has completed it.
         """
-        for settings in self._torch.param_groups:
-            settings["lr"] = self.lr if lr is None else lr
-        try:
-            with torch.no_grad():
-                self._take(gradients)
-                self._torch.step()
-        finally:
-            # Also where it fails: a gradient that is left behind would move its group in the next step of others.
-            self._torch.zero_grad(set_to_none=True)
+        owner, lr = self._owner, self.lr if lr is None else lr
+        rule = self._sgd if self.kind == "sgd" else self._adam
+        with torch.no_grad():
+            values = owner._flat.clone() if owner._flat is owner._published else owner._flat
+            moved = {
+                group: rule(values[self.model.layout.slices[group]], gradient, self._momenta.get(group, {}), lr)
+                for group, gradient in self._taken(gradients).items()
+            }
+        owner._flat = values
+        # New momenta in place of the old: a step that is taken back finds them as they were.
+        self._momenta = {**self._momenta, **{group: momenta for group, momenta in moved.items() if momenta}}
         if publish:
             self.publish()
 
-    def _take(self, gradients: Gradients) -> None:
-        layout = self.model.layout
+    def _taken(self, gradients: Gradients) -> dict[str, Tensor]:
+        layout, found = self.model.layout, dict[str, Tensor]()
         for group, grads in gradients.items():
             if isinstance(grads, Tensor):
-                part = grads.to(self._flat.dtype)
+                part = grads.to(self._gradient.dtype)
             elif grads:
                 torch._foreach_copy_([self._gradient_views[name] for name in layout.groups[group]], list(grads))
                 part = self._gradient[layout.slices[group]]
             else:
                 continue
-            self._parts[group].grad = torch.where(signals.all_finite(part), part, 0.0)
+            found[group] = torch.where(signals.all_finite(part), part, 0.0)
+        return found
+
+    def _sgd(self, values: Tensor, gradient: Tensor, momenta: Momenta, lr: float) -> Momenta:
+        """`torch.optim.SGD` on one tensor, to the bit, but for momenta that are new tensors."""
+        if self.weight_decay:
+            gradient = gradient.add(values, alpha=self.weight_decay)
+        if not self.momentum:
+            values.add_(gradient, alpha=-lr)
+            return {}
+        before = momenta.get("momentum_buffer")
+        buffer = gradient if before is None else before.mul(self.momentum).add_(gradient)
+        values.add_(gradient.add(buffer, alpha=self.momentum) if self.nesterov else buffer, alpha=-lr)
+        return {"momentum_buffer": buffer}
+
+    def _adam(self, values: Tensor, gradient: Tensor, momenta: Momenta, lr: float) -> Momenta:
+        """`torch.optim.Adam` likewise."""
+        if self.weight_decay:
+            gradient = gradient.add(values, alpha=self.weight_decay)
+        if momenta:
+            step = momenta["step"] + 1
+            mean = momenta["exp_avg"].lerp(gradient, 1 - _BETA1)
+            square = momenta["exp_avg_sq"].mul(_BETA2)
+        else:
+            step = torch.ones((), dtype=torch.float32, device="cpu")
+            mean = torch.zeros_like(values).lerp_(gradient, 1 - _BETA1)
+            square = torch.zeros_like(values)
+        # The kernels that torch.optim takes on an accelerator, where the plain ones round otherwise.
+        torch._foreach_addcmul_([square], [gradient], [gradient], 1 - _BETA2)
+        count = step.item()
+        root = torch._foreach_sqrt([square])
+        torch._foreach_div_(root, [(1 - _BETA2**count) ** 0.5])
+        torch._foreach_add_(root, _EPS)
+        torch._foreach_addcdiv_([values], [mean], root, [lr / (1 - _BETA1**count) * -1])
+        return {"step": step, "exp_avg": mean, "exp_avg_sq": square}
 
     @property
     def flat(self) -> Tensor:
-        """The current values. Write to them only through `move`."""
-        return self._flat
+        """The current values. Nobody writes to them: see `move`."""
+        return self._owner._flat
 
     @property
     def rounded(self) -> Tensor:
         """The current values as the network takes them; the very same tensor where nothing is to be rounded."""
-        return self._flat.to(self.model.live.flat.dtype)
+        return self.flat.to(self.model.live.flat.dtype)
 
     @property
     def unseen(self) -> Version:
@@ -118,9 +153,11 @@ class Optimizer:
         return Version(self.rounded, self.model.layout)
 
     def move(self, flat: Tensor, *, publish: bool = True) -> None:
-        """Put the adapted tensors somewhere else (a restore, an average) and publish; momenta stay."""
-        with torch.no_grad():
-            self._flat.copy_(flat)
+        """Put the adapted tensors somewhere else (a restore, an average) and publish; momenta stay.
+
+        The vector must not be written to afterwards.
+        """
+        self._owner._flat = flat.detach().to(self.flat)
         if publish:
             self.publish()
 
@@ -128,19 +165,13 @@ class Optimizer:
         """Take the values so much of the way back to the source, θ ← (1 − share)·θ + share·θ₀, and publish them."""
         if share:
             if self._source is None:
-                self._source = self.model.source_flat().to(self._flat)
-            self.move(self._flat.lerp(self._source, share))
+                self._source = self.model.source_flat().to(self.flat)
+            self.move(self.flat.lerp(self._source, share))
 
     def publish(self) -> None:
         """Let everybody see the current values."""
-        self.model.publish(self._flat.to(self.model.live.flat.dtype, copy=True))
-        if self._published is not None:
-            self._published.copy_(self._flat)
-
-    def retract(self) -> None:
-        """Take back steps that were not published; momenta stay. Makes nothing new: memory may have run out."""
-        with torch.no_grad():
-            self._flat.copy_(self.model.live.flat if self._published is None else self._published)
+        self.model.publish(self.rounded)
+        self._owner._published = self.flat
 
     def reset(self) -> None:
         """Back to the source, with no momentum."""
@@ -149,26 +180,40 @@ class Optimizer:
 
     def forget(self) -> None:
         """Drop momenta and other running quantities of the optimizer."""
-        self._torch.state.clear()
-        self._torch.load_state_dict(self._fresh)
+        self._momenta = {}
 
     def state_dict(self) -> dict[str, Any]:
-        state = self._torch.state_dict()["state"]
-        momenta = {key: {name: _copied(v) for name, v in entry.items()} for key, entry in state.items()}
-        values = {} if self._shares else {"flat": self._flat.detach().cpu().clone()}
+        # Momenta go by the number of their group, as in `torch.optim`.
+        number = {group: index for index, group in enumerate(self.model.layout.slices)}
+        momenta = {
+            number[group]: {name: value.detach().cpu().clone() for name, value in own.items()}
+            for group, own in self._momenta.items()
+        }
+        values = {"flat": self.flat.detach().cpu().clone()} if self._shared is None else {}
         return values | {"optimizer": momenta}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if not self._shares and state["flat"].shape != self._flat.shape:
+        owns = self._shared is None
+        if owns and state["flat"].shape != self.flat.shape:
             raise errors.StateMismatch(
-                f"the state holds {state['flat'].numel()} adapted values, this model has {self._flat.numel()}"
+                f"the state holds {state['flat'].numel()} adapted values, this model has {self.flat.numel()}"
             )
-        fresh = self._torch.state_dict()
-        # torch.optim takes tensors as they are and then writes to them: the caller's state must stay as it was.
-        own = {key: {name: _copied(v) for name, v in entry.items()} for key, entry in state["optimizer"].items()}
-        self._torch.load_state_dict({"state": own, "param_groups": fresh["param_groups"]})
-        if not self._shares:
-            self.move(state["flat"].to(self._flat))
+        known = {"sgd": {"momentum_buffer"}, "adam": {"step", "exp_avg", "exp_avg_sq"}}[self.kind]
+        if any(own.keys() - known for own in state["optimizer"].values()):
+            raise errors.StateMismatch(
+                f"the state is not of the optimizer {self.kind!r}: load it into an adapter with the same optimizer"
+            )
+        groups = list(self.model.layout.slices)
+        self._momenta = {
+            groups[index]: {
+                name: value.clone() if name == "step" else value.to(self.flat, copy=True)
+                for name, value in own.items()
+                if value is not None
+            }
+            for index, own in state["optimizer"].items()
+        }
+        if owns:
+            self.move(state["flat"].to(self.flat, copy=True))
 
 
 def check_rate(lr: float) -> None:
@@ -181,7 +226,3 @@ def check_pull(pull: float) -> None:
     """Refuse what is no share of the way back to the source."""
     if not 0 <= pull <= 1:
         raise errors.BadConfig(f"pull is a share of the way back to the source, in [0, 1], not {pull}")
-
-
-def _copied(value: Any) -> Any:
-    return value.detach().cpu().clone() if isinstance(value, Tensor) else value

@@ -84,13 +84,12 @@ class Replay:
         weights: Sequence[float] | None = None,
     ) -> None:
         """Keep copies of the samples of a batch."""
-        here = tree_map(lambda leaf: leaf.detach().cpu(), inputs)
+        here, kept = tree_map(lambda leaf: leaf.detach().cpu(), inputs), list(self.kept)
         for row, (label, place) in enumerate(zip(labels, places, strict=True)):
             # A copy of its own: a view would keep the whole batch in memory and in every saved state.
             sample = tree_map(lambda leaf, row=row: leaf[row].clone(), here)
-            self.kept.append(Kept(sample, int(label), 1.0 if weights is None else weights[row], place))
-        if self.size is not None:
-            del self.kept[: -self.size]
+            kept.append(Kept(sample, int(label), 1.0 if weights is None else weights[row], place))
+        self.kept = kept if self.size is None else kept[-self.size :]
 
     def sample(self, count: int, counter: int) -> list[Kept]:
         """Any `count` of them, or without replacement all if there are fewer."""

@@ -20,6 +20,9 @@ from wise_atta.who import Query
 class Update:
     """A rule of learning. A subclass says which tensors it adapts and what one batch does to them.
 
+    What `learn` changes it replaces, and does not write to: tensors, lists and dicts of its own and of its parts. So a
+    batch that could not be learned, because memory ran out, say, leaves everything as it was. See `remember`.
+
     Attributes
     ----------
     adapts
@@ -76,10 +79,6 @@ class Update:
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         """Learn from one batch and its labels. Gives the losses, for the record; `skipped()` if there was no step."""
         raise NotImplementedError
-
-    def abandon(self) -> None:
-        """Give up a `learn` that failed: steps that were not published are taken back; momenta stay as they are."""
-        self.optimizer.retract()
 
     def start_early(self, forward: Forward) -> None:
         """Begin what an unlabelled batch costs, while the host still waits for its score; `learn` follows, or nothing.

@@ -94,7 +94,7 @@ class Direct(Annotator):
         self._questions |= {query.id: query for query in queries}
 
     def answers(self, now: int, last: Collection[str] = ()) -> dict[str, Answer]:
-        replies = {name: self._ready.get(name) or self._reply(query) for name, query in self._questions.items()}
+        replies = {name: self._ready.get(name) or self._reply(query, last) for name, query in self._questions.items()}
         self._ready = {}
         self._news += [name for name in replies if name not in self._seen]
         undecided = [name for name, answer in replies.items() if not answer.decides and name not in last]
@@ -102,8 +102,18 @@ class Direct(Annotator):
         self._seen = list(self._questions)
         return {name: answer for name, answer in replies.items() if answer.decides}
 
-    def _reply(self, query: Query) -> Answer:
-        answer = read(self.reply(query), query.id, query.classes)
+    def _reply(self, query: Query, last: Collection[str]) -> Answer:
+        try:
+            answer = read(self.reply(query), query.id, query.classes)
+        except Exception as error:
+            if query.id in last:
+                self._questions = {name: other for name, other in self._questions.items() if name != query.id}
+            else:
+                error.add_note(
+                    f"Question {query.id!r} stays open and is asked again at every step. If it can never be answered, "
+                    "let CANT_TELL close it; SKIP has it asked again without an error."
+                )
+            raise
         if answer.decides:
             # Kept in case that the next question's reply fails: nobody is to be asked twice.
             self._ready[query.id] = answer
