@@ -172,7 +172,7 @@ def _replay(session: Session, stream: Stream, first: int, without: Without) -> _
     adapter.policy = _Granted(rows, lambda: adapter.number)
     adapter.selector = _Scripted(rows)
     # What was asked is asked again, however many wait without the revoked answers.
-    twin.room = math.inf
+    twin.room = math.inf, 0
     outcomes = []
     for event in db.events(session, stream.name, start, until=stream.state.position):
         done = twin.apply(event, without)
