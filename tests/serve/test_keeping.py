@@ -46,12 +46,17 @@ def test_old_pictures_go_and_the_record_stays(tmp_path: Path) -> None:
     back.close()
 
 
+@pytest.mark.parametrize("part", [1000, db.PART])
 @pytest.mark.parametrize("keep_log", [0, 60])
-def test_no_old_checkpoint_keeps_pixels_unless_a_log_begins_at_it(tmp_path: Path, keep_log: int) -> None:
+def test_no_old_checkpoint_keeps_pixels_unless_a_log_begins_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_log: int, part: int
+) -> None:
+    monkeypatch.setattr(db, "PART", part)
     service = Service(small_model(), settings(tmp_path, checkpoint_events=1, keep_log=keep_log))
     for number in range(6):
         send(service.streams["default"], number)
         settled(service)
+        service.streams["default"].between(service.streams["default"].saved).result(30)
     now = time.time()
 
     def age(session: db.Session) -> list[int]:
@@ -65,6 +70,8 @@ def test_no_old_checkpoint_keeps_pixels_unless_a_log_begins_at_it(tmp_path: Path
     with service.ledger.read() as session:
         left = list(session.scalars(select(db.Checkpoint.seq).order_by(db.Checkpoint.seq)))
         assert left == seqs[1 if keep_log else 2 :]
+        digests = set(session.scalars(select(db.Checkpoint.digest))) if part == 1000 else set()
+        assert set(session.scalars(select(db.Part.digest))) == digests
         assert not keep_log or db.reaches_back_to(session, "default") == left[0]
     service.close()
 

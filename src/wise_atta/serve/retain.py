@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from wise_atta import errors
 from wise_atta.serve import ledger as db
-from wise_atta.serve.ledger import Base, Checkpoint, Ledger, Question
+from wise_atta.serve.ledger import Base, Checkpoint, Ledger, Part, Question
 from wise_atta.serve.state import Event
 
 _OPEN = ("open", "held")
@@ -58,7 +58,9 @@ def prune(session: Session, before: float) -> int:
             # A restart needs the newest one whatever its age, and a log that is kept the one at which it begins.
             needed = [newest, base] if base >= db.reaches_back_to(session, stream) else [newest]
             gone = Checkpoint.stream == stream, Checkpoint.at < before, Checkpoint.seq.not_in(needed)
+            digests = list(session.scalars(select(Checkpoint.digest).where(*gone)))
             session.execute(delete(Checkpoint).where(*gone))
+            session.execute(delete(Part).where(Part.stream == stream, Part.digest.in_(digests)))
             db.cut(session, stream, base)
         while db.sweep(session, stream):
             pass

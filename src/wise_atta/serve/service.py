@@ -85,6 +85,8 @@ class Stream:
         self._untold: list[Outcome] = []
         self._telling: Future[list[Outcome]] | None = None
         self._untold_lock = threading.Lock()
+        self._saving: threading.Thread | None = None
+        self._storing = ""
         self.classes = torch.zeros(0)
         self.recovered = self._recover()
         self._source = self.state.adapter.classifier.source_flat()
@@ -273,11 +275,25 @@ class Stream:
     def checkpoint(self) -> None:
         """Write the state and its place in the log. Runs between two events."""
         state, seq = pack(self.state.state_dict()), self.state.position
+        self.saved()
+        if len(state) <= db.PART:
+            self._save(seq, state)
+        else:
+            # It takes seconds, in which this thread can learn.
+            self._saving = threading.Thread(target=self._save, args=(seq, state), name="checkpoint", daemon=True)
+            self._saving.start()
 
+    def saved(self) -> None:
+        """Wait for a large checkpoint that is on its way."""
+        if self._saving is not None:
+            self._saving.join()
+            self._saving = None
+
+    def _save(self, seq: int, state: bytes) -> None:
         def write(session: Session) -> list[Outcome]:
             # A restart begins after these events, and would not come upon what they led to again.
             told = self._tell(session)
-            self.add_checkpoint(session, seq, state)
+            self.add_checkpoint(session, seq, state, digest)
             return told
 
         def then(told: list[Outcome]) -> None:
@@ -286,30 +302,46 @@ class Stream:
 
         def settle(written: Future[list[Outcome]]) -> None:
             problem = written.exception()
-            if problem is None:
-                return
-            if isinstance(problem, db.Lost):
-                _log.error("stream %s: a checkpoint could not be written: %s", self.name, problem)
-                return
-            # Where no event follows there is no other occasion, and people wait for the questions told with it.
-            self.learner.run(self.learner.unsaved)
-            _log.error(
-                "stream %s: a checkpoint could not be written; it will be tried again", self.name, exc_info=problem
-            )
+            if problem is not None:
+                self._unsaved(problem)
 
-        self.ledger.write(write, then).add_done_callback(settle)
+        try:
+            digest = self.store(state)
+        except Exception as problem:  # whatever it is, another attempt is due
+            self._unsaved(problem)
+        else:
+            self.ledger.write(write, then).add_done_callback(settle)
+
+    def _unsaved(self, problem: BaseException) -> None:
+        if isinstance(problem, db.Lost):
+            _log.error("stream %s: a checkpoint could not be written: %s", self.name, problem)
+            return
+        # Where no event follows there is no other occasion, and people wait for the questions told with it.
+        self.learner.run(self.learner.unsaved)
+        _log.error("stream %s: a checkpoint could not be written; it will be tried again", self.name, exc_info=problem)
+
+    def store(self, state: bytes) -> str:
+        """Bring a large state to the ledger little by little, since replies wait meanwhile. Gives its digest."""
+        digest = self._storing = db.digest_of(state)
+        for part in db.parts(self.name, state, digest):
+            self.ledger.write(part).result()
+        return digest
 
     def _sweep(self) -> Future[bool]:
-        return self.ledger.write(lambda session: db.sweep(session, self.name), self._again)
+        def write(session: Session) -> bool:
+            events, parts = db.sweep(session, self.name), db.sweep_parts(session, self.name, but=self._storing)
+            return events or parts
+
+        return self.ledger.write(write, self._again)
 
     def _again(self, more: bool) -> None:
         if more:
             self._sweep()
 
-    def add_checkpoint(self, session: Session, seq: int, state: bytes) -> None:
-        """A piece of writing: a state and its place in the log."""
+    def add_checkpoint(self, session: Session, seq: int, state: bytes, digest: str) -> None:
+        """A piece of writing: a state, which was stored, and its place in the log."""
         keep, keep_log = self.settings.checkpoints, self.settings.keep_log
-        db.add_checkpoint(session, self.name, seq, state, keep=keep, keep_log=keep_log)
+        db.add_checkpoint(session, self.name, seq, state, keep=keep, keep_log=keep_log, digest=digest)
 
     def between(self, task: Callable[[], T]) -> Future[T]:
         """Do something in the learner's thread, between two events."""
@@ -368,6 +400,7 @@ class Stream:
         """Answer, learn and save what is under way."""
         self.batcher.close()
         self.learner.close()
+        self.saved()
         # What is not deleted now will be after the next checkpoint.
         with contextlib.suppress(SQLAlchemyError, db.Lost):
             while self._sweep().result():
