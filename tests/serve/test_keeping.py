@@ -171,6 +171,30 @@ def test_a_ledger_that_is_not_there_is_not_made_by_mistake(tmp_path: Path) -> No
     assert run.invoke(cli.app, ["token", "create", "bob", "--role", "admin", "--database", url]).stderr == ""
 
 
+def test_what_keeps_a_command_from_its_files_is_told_in_a_line(tmp_path: Path) -> None:
+    url, run, nowhere = f"sqlite:///{tmp_path / 'ledger.db'}", CliRunner(), "/proc/nowhere"
+    db.Ledger(url).close()
+    copy, broken = tmp_path / "copy.db", tmp_path / "broken.db"
+    broken.write_text("no database, but as long as one has to be to be looked at " * 100)
+    commands = [
+        ["backup", f"{nowhere}/copy.db", "--database", url],
+        ["backup", str(copy), "--database", f"sqlite:///{broken}"],
+        ["export", nowhere, "--database", url],
+        ["export", str(broken), "--database", url],
+        ["token", "list", "--database", f"sqlite:///{broken}"],
+    ]
+    for words in commands:
+        done = run.invoke(cli.app, words)
+        assert done.exit_code == 2 and done.stderr.startswith("error: "), words
+    # Nothing is left half done.
+    assert not list(tmp_path.glob("copy.db*"))
+
+
+def test_an_error_is_printed_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    cli._failed(errors.BadConfig("cannot listen on 127.0.0.1:-1: [no]"))
+    assert capsys.readouterr().err == "error: cannot listen on 127.0.0.1:-1: [no]\n"
+
+
 def test_an_address_that_is_taken_is_told_before_anybody_is_invited(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import threading
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from wise_atta.serve import learner
 from wise_atta.serve import ledger as db
 from wise_atta.serve import service as service_module
 from wise_atta.serve.batcher import Full, Job
+from wise_atta.serve.config import Limits
 from wise_atta.serve.intake import write_npy
 from wise_atta.serve.retain import backup, restore
 from wise_atta.serve.service import Service
@@ -398,6 +400,8 @@ def test_a_stream_saved_under_another_budget_is_refused(tmp_path: Path) -> None:
         ({"streams": ("a/b",)}, "letters"),
         ({"audit": 1.5}, "share"),
         ({"max_batch": 0}, "at least 1"),
+        ({"lease_s": math.nan}, "lease_s=nan must be at least 0"),
+        ({"checkpoint_s": 1e300}, "1000000000 at most"),
         ({"classes": ("x",)}, "one name a class"),
     ],
 )
@@ -406,6 +410,28 @@ def test_a_configuration_that_cannot_work_is_refused_at_the_start(
 ) -> None:
     with pytest.raises(errors.WiseAttaError, match=why):
         Service(small_model(), settings(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    "change", [{"rate": math.nan}, {"rate": -1}, {"body": 0}, {"pixels": -1}, {"patience": math.inf}]
+)
+def test_limits_that_would_keep_everybody_out_or_let_everything_in_are_refused(change: dict[str, Any]) -> None:
+    (name,) = change
+    with pytest.raises(errors.BadConfig, match=f"{name}=.* must be at least"):
+        Limits(**change)
+
+
+def test_a_ledger_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    url = database(tmp_path)
+    db.Ledger(url).close()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(errors.BadConfig, match="a newer version has written"):
+        db.Ledger(url)
+    with engine.begin() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar() == "9999"
+    engine.dispose()
 
 
 def test_a_ledger_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:

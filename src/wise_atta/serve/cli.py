@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from wise_atta import errors, fast, typed
@@ -268,12 +269,13 @@ def restore_ledger(
     """Put a copy in place of a SQLite ledger, which is kept beside it. The service has to be stopped."""
     try:
         print(restore(file, database))
-    except errors.WiseAttaError as error:
+    except (errors.WiseAttaError, OSError) as error:
         raise _failed(error) from error
 
 
-def _failed(error: errors.WiseAttaError) -> typer.Exit:
-    Console(stderr=True).print(f"error: {error}", highlight=False, markup=False)
+def _failed(error: Exception) -> typer.Exit:
+    # A port of -1 is no thumb pointing down.
+    Console(stderr=True, emoji=False).print(f"error: {error}", highlight=False, markup=False)
     return typer.Exit(2)
 
 
@@ -291,7 +293,7 @@ def _ledger(url: str, *, new: bool = False) -> Iterator[Ledger]:
             yield ledger
         finally:
             ledger.close()
-    except errors.WiseAttaError as error:
+    except (errors.WiseAttaError, OSError, SQLAlchemyError) as error:
         raise _failed(error) from error
 
 

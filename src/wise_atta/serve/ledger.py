@@ -42,7 +42,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DatabaseError, DataError, IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, defer, mapped_column
 
 from wise_atta import errors
@@ -268,7 +268,7 @@ class Ledger:
             migrate(self._writing)
         except BaseException as error:
             self.close()
-            if isinstance(error, OperationalError | OSError):
+            if isinstance(error, DatabaseError | OSError):
                 raise errors.BadConfig(f"the database cannot be opened: {error}") from error
             raise
         self._work: queue.SimpleQueue[_Work[Any] | None] = queue.SimpleQueue()
@@ -462,6 +462,11 @@ def migrate(engine: Engine) -> None:
     environment = EnvironmentContext(config, script, fn=lambda at, context: script._upgrade_revs("head", at))
     with engine.begin() as connection, environment:
         environment.configure(connection=connection, target_metadata=Base.metadata)
+        at = environment.get_context().get_current_revision()
+        if at is not None and at > (script.get_current_head() or ""):
+            raise errors.BadConfig(
+                "a newer version has written this database, and this one cannot read it: upgrade, or restore a backup"
+            )
         environment.run_migrations()
 
 

@@ -5,6 +5,7 @@ A ledger in SQLite is copied while the service runs, and put back while it does 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sqlite3
@@ -97,13 +98,18 @@ def backup(url: str, target: Path) -> int:
     if not source.is_file():
         raise errors.BadConfig(f"there is no ledger {source}")
     unfinished = target.with_name(f"{target.name}.part")
-    unfinished.unlink(missing_ok=True)
-    unfinished.touch(mode=0o600)
-    with closing(sqlite3.connect(source)) as here, closing(sqlite3.connect(unfinished)) as there:
-        here.backup(there)
-        # One file, complete in itself.
-        there.execute("PRAGMA journal_mode=DELETE")
-    unfinished.rename(target)
+    try:
+        unfinished.unlink(missing_ok=True)
+        unfinished.touch(mode=0o600)
+        with closing(sqlite3.connect(source)) as here, closing(sqlite3.connect(unfinished)) as there:
+            here.backup(there)
+            # One file, complete in itself.
+            there.execute("PRAGMA journal_mode=DELETE")
+        unfinished.rename(target)
+    except (OSError, sqlite3.Error) as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise errors.BadConfig(f"{source} cannot be copied to {target}: {error}") from error
     return target.stat().st_size
 
 
