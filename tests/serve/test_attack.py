@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+import logging
 import os
 import socket
 import struct
@@ -27,7 +28,7 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from wise_atta import errors
-from wise_atta.serve import auth
+from wise_atta.serve import auth, cli
 from wise_atta.serve import ledger as db
 from wise_atta.serve.config import Limits
 from wise_atta.serve.intake import read_npy
@@ -281,6 +282,9 @@ class Line(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return self.left
 
+    def write(self, data: Any) -> None:
+        self.reply(len(data))
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
 
@@ -343,6 +347,22 @@ def test_whoever_takes_a_reply_slowly_gets_all_of_it() -> None:
     line.take(100)
     line.wait()
     assert not line.ended and not line.timers
+
+
+@pytest.mark.parametrize("hushed", [False, True])
+def test_whoever_sends_nonsense_fills_no_log(caplog: pytest.LogCaptureFixture, hushed: bool) -> None:
+    log = logging.getLogger("uvicorn.error")
+    caplog.set_level("WARNING", "uvicorn.error")
+    # Whatever started here before may have taken its lines elsewhere.
+    log.addHandler(caplog.handler)
+    if hushed:
+        cli._hush()
+    try:
+        Line().protocol.data_received(b"no request\r\n\r\n")
+    finally:
+        log.removeHandler(caplog.handler)
+        log.removeFilter(cli._is_ours)
+    assert bool(caplog.records) is not hushed
 
 
 def test_one_large_call_cannot_teach_many_lies(tmp_path: Path) -> None:

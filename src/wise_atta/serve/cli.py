@@ -176,6 +176,12 @@ def _hush() -> None:
     """Let strangers fill neither the log nor the memory: of every new warning Python keeps the text for good."""
     warnings.filterwarnings("ignore", module=r"PIL\.")
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    logging.getLogger("uvicorn.error").addFilter(_is_ours)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether a line is about the service, not about what somebody sent that is no request, or asks for WebSockets."""
+    return not record.getMessage().startswith(("Invalid HTTP", "Unsupported upgrade", "No supported WebSocket"))
 
 
 def listen(host: str, port: int) -> socket.socket:
