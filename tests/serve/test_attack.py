@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import gc
 import io
+import logging
 import os
 import socket
 import struct
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,10 @@ from serve.parts import settled
 from serve.web import npy, png, post, running, token
 from sqlalchemy import select
 from starlette.types import Message, Receive, Scope, Send
+from uvicorn.server import ServerState
 
 from wise_atta import errors
-from wise_atta.serve import auth
+from wise_atta.serve import auth, cli
 from wise_atta.serve import ledger as db
 from wise_atta.serve.config import Limits
 from wise_atta.serve.intake import read_npy
@@ -261,6 +264,105 @@ def test_whoever_never_ends_a_request_is_hung_up_on(monkeypatch: pytest.MonkeyPa
         assert caller.recv(1000) == b""
     server.should_exit = True
     thread.join(30)
+
+
+class Line(asyncio.Transport):
+    """A connection whose other side takes what the test says; a loop whose time passes when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.protocol = Patient(uvicorn.Config(None, log_config=None), ServerState(), {}, _loop=self)  # type: ignore[arg-type]
+        self.left, self.high, self.ended = 0, 2**16, ""
+        self.timers: dict[asyncio.Handle, None] = {}
+        self.protocol.connection_made(self)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high = 2**16 if high is None else high
+
+    def get_write_buffer_size(self) -> int:
+        return self.left
+
+    def write(self, data: Any) -> None:
+        self.reply(len(data))
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_closing(self) -> bool:
+        return bool(self.ended)
+
+    def close(self) -> None:
+        self.ended = self.ended or "closing"
+
+    def abort(self) -> None:
+        self.ended = "aborted"
+        self.protocol.connection_lost(None)
+
+    def call_later(self, delay: float, work: Callable[..., None], *given: Any) -> asyncio.Handle:
+        handle = asyncio.Handle(work, given, self)  # type: ignore[arg-type]
+        self.timers[handle] = None
+        return handle
+
+    def reply(self, size: int) -> None:
+        self.left += size
+        if self.left > self.high:
+            self.protocol.pause_writing()
+
+    def take(self, size: int) -> None:
+        self.left -= size
+        if self.left == 0:
+            self.protocol.resume_writing()
+
+    def wait(self) -> None:
+        """As long as every timer does."""
+        due, self.timers = self.timers, {}
+        for handle in due:
+            if not handle.cancelled():
+                handle._run()
+
+
+@pytest.mark.parametrize("closing", [False, True])
+@pytest.mark.parametrize("size", [100, 10**6])
+def test_whoever_never_takes_a_reply_is_hung_up_on(size: int, closing: bool) -> None:
+    line = Line()
+    line.reply(size)
+    if closing:
+        line.close()
+    line.wait()
+    assert line.ended == "aborted"
+
+
+def test_whoever_takes_a_reply_slowly_gets_all_of_it() -> None:
+    line = Line()
+    # Busy with a request, so that nothing else is waited for.
+    line.protocol._relax()
+    line.reply(1000)
+    for _ in range(9):
+        line.take(100)
+        line.wait()
+    assert not line.ended
+    line.take(100)
+    line.wait()
+    assert not line.ended and not line.timers
+
+
+@pytest.mark.parametrize("hushed", [False, True])
+def test_whoever_sends_nonsense_fills_no_log(caplog: pytest.LogCaptureFixture, hushed: bool) -> None:
+    log = logging.getLogger("uvicorn.error")
+    caplog.set_level("WARNING", "uvicorn.error")
+    # Whatever started here before may have taken its lines elsewhere.
+    log.addHandler(caplog.handler)
+    if hushed:
+        cli._hush()
+    try:
+        Line().protocol.data_received(b"no request\r\n\r\n")
+    finally:
+        log.removeHandler(caplog.handler)
+        log.removeFilter(cli._is_ours)
+    assert bool(caplog.records) is not hushed
 
 
 def test_one_large_call_cannot_teach_many_lies(tmp_path: Path) -> None:

@@ -517,6 +517,29 @@ def contrasts(page: Any) -> dict[str, float]:
     return found
 
 
+@pytest.mark.parametrize("hand", ["mouse", "finger"])
+def test_a_double_tap_answers_one_question(browser: Any, tmp_path: Path, hand: str) -> None:
+    with asking(tmp_path, 4) as here, Person(browser, here, "ann", has_touch=hand == "finger") as ann:
+        # The next picture is there already: it was seen, and the answer before it taken back.
+        ann.answer("1")
+        second = ann.question()
+        ann.press("ArrowLeft")
+        ann.question(second)
+        box = ann.page.locator("#guesses li:nth-child(1) button").bounding_box()
+        place = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+        if hand == "finger":
+            wire = ann.context.new_cdp_session(ann.page)
+            for kind, points in 2 * [("touchStart", [place]), ("touchEnd", [])]:
+                wire.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": points})
+        else:
+            ann.page.mouse.dblclick(**place)
+        ann.sees("#mine", "1")
+        ann.later(1)
+        ann.question()
+        ann.page.mouse.dblclick(**place)
+        ann.sees("#mine", "2")
+
+
 def test_both_pages_are_readable_in_light_and_dark(browser: Any, tmp_path: Path) -> None:
     with site(tmp_path) as here, Person(browser, here, "ann", "/", color_scheme="dark") as ann:
         ann.sees("#live", "live")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from serve.parts import comes_back, database, pictures, same, send, settings, settled, small_model
+from serve.parts import comes_back, crash, database, pictures, same, send, settings, settled, small_model
 from serve.test_people import answer
 from serve.test_revoke import EVERY, assert_set, fill
 from serve.web import png, post, running
@@ -377,6 +377,46 @@ def test_no_more_questions_wait_than_a_checkpoint_can_hold(tmp_path: Path, monke
         settled(service)
         assert charged(service) == stream.state.spent == 16 <= stream.state.allowed
         comes_back(service)
+
+
+@pytest.mark.parametrize("then", [None, "no weight beside the pixels", "no limit"])
+def test_a_replay_is_held_to_the_limit_that_held_when_its_log_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str | None
+) -> None:
+    limit = (10 * (8 * 8 * 4 + 1024), 0 if then else 1024) if then != "no limit" else (1e9, 0)
+    service = Service(small_model(), settings(tmp_path, **EVERY))
+    stream = service.streams["default"]
+    with monkeypatch.context() as patch:
+        patch.setattr(service_module, "rooms", lambda: [limit])
+        for number in range(30):
+            send(stream, number)
+        settled(service)
+    assert len(stream.state.adapter.open) == {None: 12, "no limit": 120}.get(then, 52)
+
+    def forget(session: db.Session) -> None:
+        # Earlier versions did not write down what held.
+        for row in session.scalars(select(db.LoggedEvent)):
+            row.body = {key: value for key, value in row.body.items() if key != "room"}
+
+    if then is not None:
+        service.ledger.write(forget).result()
+    monkeypatch.setattr(state, "_ROOM", 10 * (8 * 8 * 4 + 1024) if then else 1)
+    comes_back(service)
+
+
+def test_a_start_that_is_refused_leaves_the_ledger_to_those_who_can_replay_it(tmp_path: Path) -> None:
+    service = Service(small_model(), settings(tmp_path))
+    for number in range(8):
+        send(service.streams["default"], number)
+    settled(service)
+    before = service.streams["default"].state.state_dict()
+    crash(service)
+    for _ in range(2):
+        with pytest.raises(errors.StateMismatch, match="did not come out as before"):
+            Service(small_model(), settings(tmp_path, seed=1))
+    back = Service(small_model(), service.settings)
+    same(before, back.streams["default"].state.state_dict())
+    back.close()
 
 
 def test_a_checkpoint_that_could_not_be_read_again_is_not_written(

@@ -46,12 +46,17 @@ def test_old_pictures_go_and_the_record_stays(tmp_path: Path) -> None:
     back.close()
 
 
+@pytest.mark.parametrize("part", [1000, db.PART])
 @pytest.mark.parametrize("keep_log", [0, 60])
-def test_no_old_checkpoint_keeps_pixels_unless_a_log_begins_at_it(tmp_path: Path, keep_log: int) -> None:
+def test_no_old_checkpoint_keeps_pixels_unless_a_log_begins_at_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep_log: int, part: int
+) -> None:
+    monkeypatch.setattr(db, "PART", part)
     service = Service(small_model(), settings(tmp_path, checkpoint_events=1, keep_log=keep_log))
     for number in range(6):
         send(service.streams["default"], number)
         settled(service)
+        service.streams["default"].between(service.streams["default"].saved).result(30)
     now = time.time()
 
     def age(session: db.Session) -> list[int]:
@@ -65,6 +70,8 @@ def test_no_old_checkpoint_keeps_pixels_unless_a_log_begins_at_it(tmp_path: Path
     with service.ledger.read() as session:
         left = list(session.scalars(select(db.Checkpoint.seq).order_by(db.Checkpoint.seq)))
         assert left == seqs[1 if keep_log else 2 :]
+        digests = set(session.scalars(select(db.Checkpoint.digest))) if part == 1000 else set()
+        assert set(session.scalars(select(db.Part.digest))) == digests
         assert not keep_log or db.reaches_back_to(session, "default") == left[0]
     service.close()
 
@@ -162,6 +169,30 @@ def test_a_ledger_that_is_not_there_is_not_made_by_mistake(tmp_path: Path) -> No
     made = run.invoke(cli.app, ["token", "create", "ann", "--role", "admin", "--database", url])
     assert made.exit_code == 0 and made.stdout.startswith("wa_") and f"made a new ledger: {url}" in made.stderr
     assert run.invoke(cli.app, ["token", "create", "bob", "--role", "admin", "--database", url]).stderr == ""
+
+
+def test_what_keeps_a_command_from_its_files_is_told_in_a_line(tmp_path: Path) -> None:
+    url, run, nowhere = f"sqlite:///{tmp_path / 'ledger.db'}", CliRunner(), "/proc/nowhere"
+    db.Ledger(url).close()
+    copy, broken = tmp_path / "copy.db", tmp_path / "broken.db"
+    broken.write_text("no database, but as long as one has to be to be looked at " * 100)
+    commands = [
+        ["backup", f"{nowhere}/copy.db", "--database", url],
+        ["backup", str(copy), "--database", f"sqlite:///{broken}"],
+        ["export", nowhere, "--database", url],
+        ["export", str(broken), "--database", url],
+        ["token", "list", "--database", f"sqlite:///{broken}"],
+    ]
+    for words in commands:
+        done = run.invoke(cli.app, words)
+        assert done.exit_code == 2 and done.stderr.startswith("error: "), words
+    # Nothing is left half done.
+    assert not list(tmp_path.glob("copy.db*"))
+
+
+def test_an_error_is_printed_as_it_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    cli._failed(errors.BadConfig("cannot listen on 127.0.0.1:-1: [no]"))
+    assert capsys.readouterr().err == "error: cannot listen on 127.0.0.1:-1: [no]\n"
 
 
 def test_an_address_that_is_taken_is_told_before_anybody_is_invited(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from serve.parts import crash, same, settled, twin
 from serve.web import post, running, token
 from sqlalchemy import event, func, select
+from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
 from wise_atta.serve import ledger as db
@@ -79,6 +81,22 @@ def test_two_people_never_hold_the_same_picture(tmp_path: Path) -> None:
         refused = answer(client, first[0], 1, bob)
         assert refused.status_code == 409 and "somebody else" in refused.json()["detail"]
         assert client.get("/queries", headers=boss).json()["queries"] == []
+
+
+def test_a_clock_that_is_put_back_locks_no_question_away(tmp_path: Path) -> None:
+    with running(tmp_path, audit=0) as (client, service):
+        ask(client, service)
+        now = time.time()
+
+        def take(by: str, at: float) -> list[str]:
+            def write(session: Session) -> list[str]:
+                return [row.id for row in people.lease(session, ["default"], by, limit=50, seconds=60, now=at)[0]]
+
+            return service.ledger.write(write).result(30)
+
+        held = take("ann", now)
+        assert held and take("bob", now + 59) == [] == take("bob", now)
+        assert take("bob", now - 3600) == held
 
 
 def test_a_lease_ends_by_itself(tmp_path: Path) -> None:

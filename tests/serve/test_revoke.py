@@ -307,3 +307,28 @@ def test_one_answer_can_be_revoked_and_given_anew(tmp_path: Path) -> None:
             {key: learned_part(service)[key] for key in ("update", "anchor", "guard")},
         )
         assert twin(service).position == state.position
+
+
+def test_a_large_checkpoint_on_its_way_brings_nothing_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(db, "PART", 1000)
+    with running(tmp_path, keep_log=1, checkpoint_events=10_000, **EVERY) as (client, service):
+        fill(client, service, bad=True)
+        stream, go = service.streams["default"], threading.Event()
+        store, saved = stream.store, stream.saved
+
+        def held(state: bytes) -> str:
+            if threading.current_thread().name == "checkpoint":
+                assert go.wait(30)
+            return store(state)
+
+        def waited() -> None:
+            go.set()
+            saved()
+
+        monkeypatch.setattr(stream, "store", held)
+        stream.between(stream.checkpoint).result(30)
+        monkeypatch.setattr(stream, "saved", waited)
+        assert stream.between(lambda: revoke(stream, by="bad")).result(30).exact
+        stream.saved()
+        settled(service)
+        comes_back(service)

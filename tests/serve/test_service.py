@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import threading
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from serve.parts import crash, database, pictures, same, send, settings, settled, small_model, twin
-from sqlalchemy import create_engine, func, inspect, select, text
+from serve.parts import comes_back, crash, database, pictures, same, send, settings, settled, small_model, twin
+from sqlalchemy import create_engine, delete, func, inspect, select, text
 from sqlalchemy.exc import OperationalError
 
 from wise_atta import errors
@@ -21,9 +22,11 @@ from wise_atta.serve import learner
 from wise_atta.serve import ledger as db
 from wise_atta.serve import service as service_module
 from wise_atta.serve.batcher import Full, Job
+from wise_atta.serve.config import Limits
 from wise_atta.serve.intake import write_npy
 from wise_atta.serve.retain import backup, restore
 from wise_atta.serve.service import Service
+from wise_atta.serve.state import pack
 
 
 def test_a_reply_is_in_the_log_and_its_batch_is_learned(tmp_path: Path) -> None:
@@ -277,6 +280,82 @@ def test_a_log_that_is_kept_has_few_checkpoints_and_can_be_gone_through_from_its
     ledger.close()
 
 
+def stored(service: Service) -> tuple[int, int]:
+    """How many parts of checkpoints there are, and how many of no checkpoint."""
+    with service.ledger.read() as session:
+        lone = db.Part.digest.not_in(select(db.Checkpoint.digest))
+        count = select(func.count()).select_from(db.Part)
+        return session.scalar(count) or 0, session.scalar(count.where(lone)) or 0
+
+
+def test_replies_wait_for_no_more_than_a_part_of_a_large_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db, "PART", 1000)
+    service = Service(small_model(), settings(tmp_path, checkpoints=2))
+    stream = service.streams["default"]
+    for number in range(6):
+        send(stream, number)
+        settled(service)
+        before = service.ledger.groups
+        stream.between(stream.checkpoint).result(30)
+        stream.saved()
+        with service.ledger.read() as session:
+            largest = max(session.scalars(select(func.length(db.Part.data))), default=0)
+            parts = session.scalar(select(func.count()).where(db.Part.digest == stream._storing)) or 0
+            assert set(session.scalars(select(func.length(db.Checkpoint.state)))) <= {0}
+        # Each is committed by itself, so that others get their turn.
+        assert largest == 1000 and service.ledger.groups - before >= parts > 5
+    while stream._sweep().result(30):
+        pass
+    assert stored(service)[1] == 0
+    comes_back(service)
+
+
+def test_a_kill_in_the_middle_of_a_large_checkpoint_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db, "PART", 1000)
+    service = Service(small_model(), settings(tmp_path))
+    stream = service.streams["default"]
+    send(stream, 0)
+    settled(service)
+    stream.between(stream.checkpoint).result(30)
+    stream.saved()
+    for number in range(1, 4):
+        send(stream, number)
+    settled(service)
+    stream.store(pack(stream.state.state_dict())[:-1500])
+    before = stream.state.state_dict()
+    assert stored(service)[1] > 5
+    crash(service)
+    back = Service(small_model(), service.settings)
+    again = back.streams["default"]
+    assert again.recovered == 3
+    same(before, again.state.state_dict())
+    send(again, 4)
+    back.close()
+    # What was left over is gone with the next checkpoint.
+    last = Service(small_model(), service.settings)
+    count, lone = stored(last)
+    assert count > 5 and lone == 0 and last.streams["default"].recovered == 0
+    last.close()
+
+
+def test_a_large_checkpoint_that_lacks_a_part_is_told_from_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db, "PART", 1000)
+    service = Service(small_model(), settings(tmp_path))
+    send(service.streams["default"], 0)
+    service.close()
+    ledger = db.Ledger(service.settings.database)
+    ledger.write(lambda session: session.execute(delete(db.Part).where(db.Part.number == 3))).result()
+    ledger.close()
+    with pytest.raises(errors.StateMismatch, match="damaged"):
+        Service(small_model(), service.settings)
+
+
 def test_a_second_service_on_the_same_database_is_refused(tmp_path: Path) -> None:
     service = Service(small_model(), settings(tmp_path))
     with pytest.raises(db.Busy, match="in use by another service"):
@@ -321,6 +400,8 @@ def test_a_stream_saved_under_another_budget_is_refused(tmp_path: Path) -> None:
         ({"streams": ("a/b",)}, "letters"),
         ({"audit": 1.5}, "share"),
         ({"max_batch": 0}, "at least 1"),
+        ({"lease_s": math.nan}, "lease_s=nan must be at least 0"),
+        ({"checkpoint_s": 1e300}, "1000000000 at most"),
         ({"classes": ("x",)}, "one name a class"),
     ],
 )
@@ -331,6 +412,28 @@ def test_a_configuration_that_cannot_work_is_refused_at_the_start(
         Service(small_model(), settings(tmp_path, **changes))
 
 
+@pytest.mark.parametrize(
+    "change", [{"rate": math.nan}, {"rate": -1}, {"body": 0}, {"pixels": -1}, {"patience": math.inf}]
+)
+def test_limits_that_would_keep_everybody_out_or_let_everything_in_are_refused(change: dict[str, Any]) -> None:
+    (name,) = change
+    with pytest.raises(errors.BadConfig, match=f"{name}=.* must be at least"):
+        Limits(**change)
+
+
+def test_a_ledger_of_a_newer_version_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    url = database(tmp_path)
+    db.Ledger(url).close()
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(errors.BadConfig, match="a newer version has written"):
+        db.Ledger(url)
+    with engine.begin() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar() == "9999"
+    engine.dispose()
+
+
 def test_a_ledger_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> None:
     url, new = database(tmp_path), {"answers_by_status", "answers_by_time", "answers_judged"}
     db.Ledger(url).close()
@@ -338,9 +441,11 @@ def test_a_ledger_of_the_first_version_is_brought_up_to_date(tmp_path: Path) -> 
     with engine.begin() as connection:
         for name in new:
             connection.execute(text(f"DROP INDEX {name}"))
+        connection.execute(text("DROP TABLE checkpoint_parts"))
         connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
     db.Ledger(url).close()
     assert new <= {index["name"] for index in inspect(engine).get_indexes("answers")}
+    assert inspect(engine).has_table("checkpoint_parts")
     engine.dispose()
 
 

@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy import select
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from wise_atta import errors, fast, typed
@@ -175,6 +176,12 @@ def _hush() -> None:
     """Let strangers fill neither the log nor the memory: of every new warning Python keeps the text for good."""
     warnings.filterwarnings("ignore", module=r"PIL\.")
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    logging.getLogger("uvicorn.error").addFilter(_is_ours)
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether a line is about the service, not about what somebody sent that is no request, or asks for WebSockets."""
+    return not record.getMessage().startswith(("Invalid HTTP", "Unsupported upgrade", "No supported WebSocket"))
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -268,12 +275,13 @@ def restore_ledger(
     """Put a copy in place of a SQLite ledger, which is kept beside it. The service has to be stopped."""
     try:
         print(restore(file, database))
-    except errors.WiseAttaError as error:
+    except (errors.WiseAttaError, OSError) as error:
         raise _failed(error) from error
 
 
-def _failed(error: errors.WiseAttaError) -> typer.Exit:
-    Console(stderr=True).print(f"error: {error}", highlight=False, markup=False)
+def _failed(error: Exception) -> typer.Exit:
+    # A port of -1 is no thumb pointing down.
+    Console(stderr=True, emoji=False).print(f"error: {error}", highlight=False, markup=False)
     return typer.Exit(2)
 
 
@@ -291,7 +299,7 @@ def _ledger(url: str, *, new: bool = False) -> Iterator[Ledger]:
             yield ledger
         finally:
             ledger.close()
-    except errors.WiseAttaError as error:
+    except (errors.WiseAttaError, OSError, SQLAlchemyError) as error:
         raise _failed(error) from error
 
 

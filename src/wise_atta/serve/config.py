@@ -13,6 +13,9 @@ from wise_atta.adapter import Adapter, Context
 from wise_atta.data.models import SourceModel
 from wise_atta.wrap import adapt
 
+# Seconds, days and requests beyond it are a slip, and clocks cannot count so far.
+_MOST = 10**9
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -38,6 +41,10 @@ class Limits:
     burst: int = 100
     failures: int = 10
     patience: float = 60.0
+
+    def __post_init__(self) -> None:
+        _require(self, "body", "pixels", "burst", "failures", least=1)
+        _require(self, "rate", "patience")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,13 +142,8 @@ class Settings:
         for name in self.streams:
             if not (0 < len(name) <= 64 and all(c.isascii() and (c.isalnum() or c in "-_.") for c in name)):
                 raise errors.BadConfig(f"stream {name!r}: use up to 64 letters, digits, and any of -_.")
-        counts = ("max_batch", "max_queue", "max_lag", "checkpoint_events", "checkpoints", "threads")
-        for name in counts:
-            if getattr(self, name) < 1:
-                raise errors.BadConfig(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("max_wait_ms", "checkpoint_s", "lease_s", "keep_log", "retain"):
-            if getattr(self, name) < 0:
-                raise errors.BadConfig(f"{name}={getattr(self, name)} must be 0 or more")
+        _require(self, "max_batch", "max_queue", "max_lag", "checkpoint_events", "checkpoints", "threads", least=1)
+        _require(self, "max_wait_ms", "checkpoint_s", "lease_s", "keep_log", "retain")
         if self.max_queue < self.max_batch:
             raise errors.BadConfig(f"max_queue={self.max_queue} cannot hold one batch of max_batch={self.max_batch}")
         if self.rate > 1:
@@ -161,6 +163,13 @@ class Settings:
     def audit_rate(self) -> Fraction:
         """Labels per sample for the audit."""
         return self.rate * self.audit_share
+
+
+def _require(given: object, *names: str, least: int = 0) -> None:
+    for name in names:
+        # Written so that NaN, which is neither more nor less than anything, is refused.
+        if not least <= getattr(given, name) <= _MOST:
+            raise errors.BadConfig(f"{name}={getattr(given, name)} must be at least {least}, and {_MOST} at most")
 
 
 def build(model: SourceModel, settings: Settings) -> Adapter:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
@@ -34,14 +35,15 @@ from sqlalchemy import (
     delete,
     event,
     func,
+    insert,
     select,
     text,
     update,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, DataError, IntegrityError, OperationalError, SQLAlchemyError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.exc import ArgumentError, DatabaseError, DataError, IntegrityError, SQLAlchemyError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, defer, mapped_column
 
 from wise_atta import errors
 from wise_atta.serve.state import Event
@@ -54,6 +56,8 @@ _NAMES = 1000
 _ROW = {"sqlite": 999 * 10**6, "postgresql": 500 * 10**6}
 # How many checkpoints go at a time: replies wait while they are deleted.
 _DROPPED = 16
+# Bytes of a checkpoint that are written or deleted at a time: replies wait that long.
+PART = 2**22
 _log = logging.getLogger("wise_atta.serve")
 # SQLite counts up a key only if its type is exactly INTEGER.
 _Key = BigInteger().with_variant(Integer, "sqlite")
@@ -89,7 +93,10 @@ class Reach(Base):
 
 
 class Checkpoint(Base):
-    """A stream's state after an event. In the database, so that state and place in the log cannot part."""
+    """A stream's state after an event. In the database, so that state and place in the log cannot part.
+
+    The state of a large one is empty here: its parts hold it.
+    """
 
     __tablename__ = "checkpoints"
     id: Mapped[int] = mapped_column(_Key, primary_key=True, autoincrement=True)
@@ -99,6 +106,16 @@ class Checkpoint(Base):
     digest: Mapped[str] = mapped_column(String(64))
     state: Mapped[bytes] = mapped_column(LargeBinary)
     __table_args__ = (Index("checkpoints_by_stream", "stream", "seq"),)
+
+
+class Part(Base):
+    """A piece of a large state: of the checkpoint with the same digest, or of none and to be deleted."""
+
+    __tablename__ = "checkpoint_parts"
+    stream: Mapped[str] = mapped_column(String(64), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    data: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class Question(Base):
@@ -251,7 +268,7 @@ class Ledger:
             migrate(self._writing)
         except BaseException as error:
             self.close()
-            if isinstance(error, OperationalError | OSError):
+            if isinstance(error, DatabaseError | OSError):
                 raise errors.BadConfig(f"the database cannot be opened: {error}") from error
             raise
         self._work: queue.SimpleQueue[_Work[Any] | None] = queue.SimpleQueue()
@@ -445,6 +462,11 @@ def migrate(engine: Engine) -> None:
     environment = EnvironmentContext(config, script, fn=lambda at, context: script._upgrade_revs("head", at))
     with engine.begin() as connection, environment:
         environment.configure(connection=connection, target_metadata=Base.metadata)
+        at = environment.get_context().get_current_revision()
+        if at is not None and at > (script.get_current_head() or ""):
+            raise errors.BadConfig(
+                "a newer version has written this database, and this one cannot read it: upgrade, or restore a backup"
+            )
         environment.run_migrations()
 
 
@@ -523,18 +545,47 @@ def last_checkpoint(session: Session, stream: str, before: int | None = None) ->
     if before is not None:
         found = found.where(Checkpoint.seq < before)
     row = session.scalars(found.limit(1)).first()
-    if row is not None and hashlib.sha256(row.state).hexdigest() != row.digest:
+    if row is None:
+        return None
+    if not row.state:
+        parts = select(Part.data).where(Part.stream == stream, Part.digest == row.digest).order_by(Part.number)
+        state = b"".join(session.scalars(parts))
+        # What is put together here is nothing to be written.
+        session.expunge(row)
+        row.state = state
+    if digest_of(row.state) != row.digest:
         raise errors.StateMismatch(f"the checkpoint of stream {stream!r} at event {row.seq} is damaged")
     return row
 
 
+def parts(stream: str, state: bytes, digest: str) -> Iterator[Callable[[Session], None]]:
+    """Pieces of writing that store a large state little by little, ahead of its checkpoint; none for a small one."""
+    for number, start in enumerate(range(0, len(state), PART) if len(state) > PART else ()):
+        yield partial(_add_part, stream=stream, digest=digest, number=number, data=state[start : start + PART])
+
+
+def _add_part(session: Session, **part: Any) -> None:
+    if session.get(Part, (part["stream"], part["digest"], part["number"]), options=[defer(Part.data)]) is None:
+        session.execute(insert(Part).values(part))
+
+
 def add_checkpoint(
-    session: Session, stream: str, seq: int, state: bytes, *, keep: int, keep_log: float, now: float | None = None
+    session: Session,
+    stream: str,
+    seq: int,
+    state: bytes,
+    *,
+    keep: int,
+    keep_log: float,
+    digest: str | None = None,
+    now: float | None = None,
 ) -> None:
     """Write a checkpoint and, in the same commit, give up what it makes superfluous.
 
     Parameters
     ----------
+    digest
+        Of the state, where it is known; what `parts` stored under it is not written again.
     keep
         How many checkpoints stay, closer together the younger they are.
     keep_log
@@ -547,8 +598,11 @@ def add_checkpoint(
             f"a checkpoint of {len(state)} bytes, where the database gives back {most} at most: every question that "
             "waits is part of it, so let some be answered, or revoke fewer labels at a time"
         )
-    digest = hashlib.sha256(state).hexdigest()
-    session.add(Checkpoint(stream=stream, seq=seq, at=now, digest=digest, state=state))
+    digest = digest or digest_of(state)
+    for write in parts(stream, state, digest):
+        write(session)
+    whole = state if len(state) <= PART else b""
+    session.add(Checkpoint(stream=stream, seq=seq, at=now, digest=digest, state=whole))
     session.flush()
     rows = session.execute(
         select(Checkpoint.id, Checkpoint.seq, Checkpoint.at)
@@ -586,6 +640,27 @@ def sweep(session: Session, stream: str, limit: int = 16) -> bool:
     found = list(session.scalars(select(LoggedEvent.seq).where(*old).order_by(LoggedEvent.seq).limit(limit)))
     session.execute(delete(LoggedEvent).where(LoggedEvent.seq.in_(found)))
     return len(found) == limit
+
+
+def sweep_parts(session: Session, stream: str, but: str) -> bool:
+    """Delete a part of no checkpoint, nor of the state `but` which is being stored; say whether there may be more.
+
+    For the service alone: nobody else knows what is being stored.
+    """
+    digests = select(Checkpoint.digest).where(Checkpoint.stream == stream)
+    lone = select(Part.digest, Part.number).where(
+        Part.stream == stream, Part.digest != but, Part.digest.not_in(digests)
+    )
+    found = session.execute(lone.limit(1)).first()
+    if found is not None:
+        which = Part.stream == stream, Part.digest == found.digest, Part.number == found.number
+        session.execute(delete(Part).where(*which))
+    return found is not None
+
+
+def digest_of(state: bytes) -> str:
+    """What tells whether a stored state is whole."""
+    return hashlib.sha256(state).hexdigest()
 
 
 def reaches_back_to(session: Session, stream: str) -> int:

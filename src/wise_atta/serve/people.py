@@ -56,7 +56,13 @@ def lease(
             Question.stream.in_(streams),
             Question.state == "open",
             Question.picture.is_not(None),
-            or_(Question.lease_until.is_(None), Question.lease_until < now, Question.lease_by == by),
+            or_(
+                Question.lease_until.is_(None),
+                Question.lease_until < now,
+                # Longer than a lease is: the clock was put back since.
+                Question.lease_until > now + seconds,
+                Question.lease_by == by,
+            ),
             ~skipped,
         )
         .order_by(case((own, 0), else_=1), Question.asked_at, Question.seq, Question.rank)

@@ -5,6 +5,7 @@ A ledger in SQLite is copied while the service runs, and put back while it does 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sqlite3
@@ -20,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from wise_atta import errors
 from wise_atta.serve import ledger as db
-from wise_atta.serve.ledger import Base, Checkpoint, Ledger, Question
+from wise_atta.serve.ledger import Base, Checkpoint, Ledger, Part, Question
 from wise_atta.serve.state import Event
 
 _OPEN = ("open", "held")
@@ -58,7 +59,9 @@ def prune(session: Session, before: float) -> int:
             # A restart needs the newest one whatever its age, and a log that is kept the one at which it begins.
             needed = [newest, base] if base >= db.reaches_back_to(session, stream) else [newest]
             gone = Checkpoint.stream == stream, Checkpoint.at < before, Checkpoint.seq.not_in(needed)
+            digests = list(session.scalars(select(Checkpoint.digest).where(*gone)))
             session.execute(delete(Checkpoint).where(*gone))
+            session.execute(delete(Part).where(Part.stream == stream, Part.digest.in_(digests)))
             db.cut(session, stream, base)
         while db.sweep(session, stream):
             pass
@@ -95,13 +98,18 @@ def backup(url: str, target: Path) -> int:
     if not source.is_file():
         raise errors.BadConfig(f"there is no ledger {source}")
     unfinished = target.with_name(f"{target.name}.part")
-    unfinished.unlink(missing_ok=True)
-    unfinished.touch(mode=0o600)
-    with closing(sqlite3.connect(source)) as here, closing(sqlite3.connect(unfinished)) as there:
-        here.backup(there)
-        # One file, complete in itself.
-        there.execute("PRAGMA journal_mode=DELETE")
-    unfinished.rename(target)
+    try:
+        unfinished.unlink(missing_ok=True)
+        unfinished.touch(mode=0o600)
+        with closing(sqlite3.connect(source)) as here, closing(sqlite3.connect(unfinished)) as there:
+            here.backup(there)
+            # One file, complete in itself.
+            there.execute("PRAGMA journal_mode=DELETE")
+        unfinished.rename(target)
+    except (OSError, sqlite3.Error) as error:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise errors.BadConfig(f"{source} cannot be copied to {target}: {error}") from error
     return target.stat().st_size
 
 

@@ -81,6 +81,8 @@ def revoke(stream: Stream, *, by: str | None = None, queries: Sequence[str] | No
     """Take back accepted answers. Runs between two events of the stream's learner, and waits for the ledger."""
     if (by is None) == (queries is None):
         raise errors.BadInput("say whose answers, or the answers to which questions: one of the two")
+    # A large checkpoint on its way would bring back what is revoked.
+    stream.saved()
     stream.tell().result()
     with stream.ledger.read() as session:
         rows = _chosen(session, stream, by, queries)
@@ -101,6 +103,7 @@ def revoke(stream: Stream, *, by: str | None = None, queries: Sequence[str] | No
     after = stream.make()
     after.load_state_dict(state)
     saved, seq = pack(after.state_dict()), after.position
+    digest = stream.store(saved)
     # Without their answers some may have come to their end, and nobody could answer them any more.
     still = {query.id for query in after.adapter.open} | set(after.audit.open)
 
@@ -118,7 +121,7 @@ def revoke(stream: Stream, *, by: str | None = None, queries: Sequence[str] | No
         later = Checkpoint.stream == stream.name, Checkpoint.seq >= first
         session.execute(delete(Checkpoint).where(*later))
         db.notice(session, stream.name, "revoked", answers=len(ids), exact=exact, replayed=replayed)
-        stream.add_checkpoint(session, seq, saved)
+        stream.add_checkpoint(session, seq, saved, digest)
 
     stream.ledger.write(write).result()
     # Not before it is in the ledger: should that fail, nothing was revoked.
@@ -172,7 +175,7 @@ def _replay(session: Session, stream: Stream, first: int, without: Without) -> _
     adapter.policy = _Granted(rows, lambda: adapter.number)
     adapter.selector = _Scripted(rows)
     # What was asked is asked again, however many wait without the revoked answers.
-    twin.room = math.inf
+    twin.room = math.inf, 0
     outcomes = []
     for event in db.events(session, stream.name, start, until=stream.state.position):
         done = twin.apply(event, without)

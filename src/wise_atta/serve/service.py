@@ -28,7 +28,7 @@ from wise_atta.serve.intake import Intake
 from wise_atta.serve.learner import Learner
 from wise_atta.serve.ledger import Charge, Learned, Ledger, Notice, Question
 from wise_atta.serve.ledger import Reply as AnswerRow
-from wise_atta.serve.state import Audit, Event, Outcome, State, best_guesses, pack, unpack
+from wise_atta.serve.state import Audit, Event, Outcome, State, best_guesses, pack, rooms, unpack
 from wise_atta.who.query import pack_query
 
 T = TypeVar("T")
@@ -85,9 +85,11 @@ class Stream:
         self._untold: list[Outcome] = []
         self._telling: Future[list[Outcome]] | None = None
         self._untold_lock = threading.Lock()
+        self._saving: threading.Thread | None = None
+        self._storing = ""
         self.classes = torch.zeros(0)
-        self._source = self.state.adapter.classifier.source_flat()
         self.recovered = self._recover()
+        self._source = self.state.adapter.classifier.source_flat()
         self.serving = self._now()
         self.learner = Learner(
             self.state,
@@ -147,6 +149,8 @@ class Stream:
             "kinds": [sample.kind for sample in samples],
             "sizes": [len(sample.data) for sample in samples],
             "top": best_guesses(logits),
+            # A replay is held to what holds now, whatever a later version allows.
+            "room": rooms()[0],
         }
         pictures = b"".join(sample.data for sample in samples)
         admitted = False
@@ -271,11 +275,25 @@ class Stream:
     def checkpoint(self) -> None:
         """Write the state and its place in the log. Runs between two events."""
         state, seq = pack(self.state.state_dict()), self.state.position
+        self.saved()
+        if len(state) <= db.PART:
+            self._save(seq, state)
+        else:
+            # It takes seconds, in which this thread can learn.
+            self._saving = threading.Thread(target=self._save, args=(seq, state), name="checkpoint", daemon=True)
+            self._saving.start()
 
+    def saved(self) -> None:
+        """Wait for a large checkpoint that is on its way."""
+        if self._saving is not None:
+            self._saving.join()
+            self._saving = None
+
+    def _save(self, seq: int, state: bytes) -> None:
         def write(session: Session) -> list[Outcome]:
             # A restart begins after these events, and would not come upon what they led to again.
             told = self._tell(session)
-            self.add_checkpoint(session, seq, state)
+            self.add_checkpoint(session, seq, state, digest)
             return told
 
         def then(told: list[Outcome]) -> None:
@@ -284,30 +302,46 @@ class Stream:
 
         def settle(written: Future[list[Outcome]]) -> None:
             problem = written.exception()
-            if problem is None:
-                return
-            if isinstance(problem, db.Lost):
-                _log.error("stream %s: a checkpoint could not be written: %s", self.name, problem)
-                return
-            # Where no event follows there is no other occasion, and people wait for the questions told with it.
-            self.learner.run(self.learner.unsaved)
-            _log.error(
-                "stream %s: a checkpoint could not be written; it will be tried again", self.name, exc_info=problem
-            )
+            if problem is not None:
+                self._unsaved(problem)
 
-        self.ledger.write(write, then).add_done_callback(settle)
+        try:
+            digest = self.store(state)
+        except Exception as problem:  # whatever it is, another attempt is due
+            self._unsaved(problem)
+        else:
+            self.ledger.write(write, then).add_done_callback(settle)
+
+    def _unsaved(self, problem: BaseException) -> None:
+        if isinstance(problem, db.Lost):
+            _log.error("stream %s: a checkpoint could not be written: %s", self.name, problem)
+            return
+        # Where no event follows there is no other occasion, and people wait for the questions told with it.
+        self.learner.run(self.learner.unsaved)
+        _log.error("stream %s: a checkpoint could not be written; it will be tried again", self.name, exc_info=problem)
+
+    def store(self, state: bytes) -> str:
+        """Bring a large state to the ledger little by little, since replies wait meanwhile. Gives its digest."""
+        digest = self._storing = db.digest_of(state)
+        for part in db.parts(self.name, state, digest):
+            self.ledger.write(part).result()
+        return digest
 
     def _sweep(self) -> Future[bool]:
-        return self.ledger.write(lambda session: db.sweep(session, self.name), self._again)
+        def write(session: Session) -> bool:
+            events, parts = db.sweep(session, self.name), db.sweep_parts(session, self.name, but=self._storing)
+            return events or parts
+
+        return self.ledger.write(write, self._again)
 
     def _again(self, more: bool) -> None:
         if more:
             self._sweep()
 
-    def add_checkpoint(self, session: Session, seq: int, state: bytes) -> None:
-        """A piece of writing: a state and its place in the log."""
+    def add_checkpoint(self, session: Session, seq: int, state: bytes, digest: str) -> None:
+        """A piece of writing: a state, which was stored, and its place in the log."""
         keep, keep_log = self.settings.checkpoints, self.settings.keep_log
-        db.add_checkpoint(session, self.name, seq, state, keep=keep, keep_log=keep_log)
+        db.add_checkpoint(session, self.name, seq, state, keep=keep, keep_log=keep_log, digest=digest)
 
     def between(self, task: Callable[[], T]) -> Future[T]:
         """Do something in the learner's thread, between two events."""
@@ -327,9 +361,23 @@ class Stream:
 
     def _recover(self) -> int:
         """Load the last checkpoint and replay what the log holds beyond it. Gives the number of events replayed."""
-        asked: set[str] = set()
-        outcomes: list[Outcome] = []
-        count = 0
+        problem: errors.StateMismatch | None = None
+        for self.state.unsaid in rooms():
+            replay = self._replay()
+            try:
+                self.ledger.write(replay.confirm).result()
+            except errors.StateMismatch as error:
+                problem = problem or error
+                if replay.says_all:
+                    break
+                # Written by an earlier version, which may have let more questions wait.
+                self.state = self.make()
+            else:
+                return replay.events
+        assert problem is not None
+        raise problem
+
+    def _replay(self) -> _Replay:
         with self.ledger.read() as session:
             found = db.last_checkpoint(session, self.name)
             start = 0
@@ -342,39 +390,62 @@ class Stream:
                         f"with those, or use a new stream or database. In detail: {error}"
                     ) from error
                 start = found.seq
-            for event in db.events(session, self.name, start):
-                outcome = self.state.apply(event)
-                asked.update(item.id for item in outcome.asked)
-                outcomes.append(replace(outcome, step=None))
-                count += 1
-                if len(outcomes) >= 64:
-                    self._record(outcomes)
-                    outcomes = []
-            self._record(outcomes)
             known = session.scalars(select(Question.id).where(Question.stream == self.name, Question.seq > start)).all()
-        missing = sorted(set(known) - asked)
-        with self.ledger.read() as session:
-            charged = session.scalar(select(func.sum(Charge.units)).where(Charge.stream == self.name)) or 0
-        if missing or charged != self.state.spent:
-            raise errors.StateMismatch(
-                f"stream {self.name!r}: the replay of the event log did not come out as before: {len(missing)} "
-                f"questions are missing, and {self.state.spent} labels are charged, {charged} were. It does on the "
-                "same kind of processor, version of torch and threads: go back to these, or use a new stream"
-            )
-        return count
-
-    def _record(self, outcomes: list[Outcome]) -> None:
-        if outcomes:
-            self.ledger.write(lambda session: record(session, self.name, outcomes)).result()
+            replay = _Replay(self.state, self.name, set(known))
+            for event in db.events(session, self.name, start):
+                replay.apply(event)
+        return replay
 
     def close(self) -> None:
         """Answer, learn and save what is under way."""
         self.batcher.close()
         self.learner.close()
+        self.saved()
         # What is not deleted now will be after the next checkpoint.
         with contextlib.suppress(SQLAlchemyError, db.Lost):
             while self._sweep().result():
                 pass
+
+
+class _Replay:
+    """What the log of a stream leads to once more, and whether it is what the ledger says.
+
+    Parameters
+    ----------
+    state
+        As of the last checkpoint.
+    stream, known
+        Of the ledger: whose, and the questions that it holds of the time since.
+    """
+
+    def __init__(self, state: State, stream: str, known: set[str]) -> None:
+        self.state = state
+        self.stream = stream
+        self.known = known
+        self.events = 0
+        self.says_all = True
+        self._missing = set(known)
+        self._outcomes: list[Outcome] = []
+
+    def apply(self, event: Event) -> None:
+        self.events += 1
+        self.says_all &= event.kind != "batch" or "room" in event.body
+        outcome = self.state.apply(event)
+        self._missing.difference_update(item.id for item in outcome.asked)
+        # What the ledger holds is told and charged: its pictures need not be kept until the end.
+        new = [item for item in outcome.asked if item.id not in self.known]
+        self._outcomes.append(replace(outcome, asked=new, step=None))
+
+    def confirm(self, session: Session) -> None:
+        """Enter what the ledger does not know, or refuse and enter nothing: another version may replay it rightly."""
+        record(session, self.stream, self._outcomes)
+        charged = session.scalar(select(func.sum(Charge.units)).where(Charge.stream == self.stream)) or 0
+        if self._missing or charged != self.state.spent:
+            raise errors.StateMismatch(
+                f"stream {self.stream!r}: the replay of the event log did not come out as before: {len(self._missing)} "
+                f"questions are missing, and {self.state.spent} labels are charged, {charged} were. It does on the "
+                "same kind of processor, version of torch and threads: go back to these, or use a new stream"
+            )
 
 
 def record(session: Session, stream: str, outcomes: Sequence[Outcome]) -> None:

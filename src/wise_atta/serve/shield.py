@@ -116,18 +116,31 @@ class Shield:
 
 
 class Patient(H11Protocol):
-    """HTTP that hangs up on whoever does not say in time what they want.
+    """HTTP that hangs up on whoever does not say in time what they want, or does not take what they asked for.
 
-    The server itself waits without end for the rest of a header, and for the rest of a body that was refused; whoever
-    opens many such connections would keep everybody else out.
+    The server itself waits without end for the rest of a header, for the rest of a body that was refused, and for a
+    reply to be taken; whoever opens many such connections would keep everybody else out.
     """
 
     patience = 10.0
+    # Seconds within which some of a reply has to be taken.
+    taking = 30.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._hurry: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
+        # So that `pause_writing` tells of everything that the other side has not taken, also once all is said.
+        transport.set_write_buffer_limits(high=0)
         super().connection_made(transport)
         self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_taking()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._taken()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -136,6 +149,7 @@ class Patient(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._relax()
+        self._taken()
 
     @property
     def _idle(self) -> bool:
@@ -156,6 +170,22 @@ class Patient(H11Protocol):
         self._hurry = None
         if self._idle:
             self.transport.close()
+
+    def _await_taking(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stuck = self.loop.call_later(self.taking, self._give_up, left)
+
+    def _give_up(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() < before:
+            self._await_taking()
+        else:
+            # Closed in good order, it would wait for the rest to be taken.
+            self.transport.abort()
+
+    def _taken(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
 
 
 def _netloc(url: str) -> str | None:

@@ -29,6 +29,8 @@ _RECENT = 200
 _ROOM = 2**28
 # What each weighs there beside its pixels, about: its names, and tensors of a few numbers.
 _EACH = 2**10
+# What questions that wait may weigh together, and each beside its pixels.
+Room: TypeAlias = tuple[float, float]
 # Answers that are passed over in a replay: where in the log they are, and to which question.
 Without: TypeAlias = frozenset[tuple[int, str]]
 
@@ -44,8 +46,8 @@ class Event:
     stream, kind
         Which stream, and what happened: ``"batch"``, ``"answer"``, ``"show"``, ``"expire"`` or ``"reset"``.
     body
-        The facts, as JSON: for a batch `requests` (id and size of each), `kinds`, `sizes`, and
-        `top`, the likeliest classes as served.
+        The facts, as JSON: for a batch `requests` (id and size of each), `kinds`, `sizes`, `top`, the likeliest classes
+        as served, and `room`, what questions that wait may weigh when it is learned; see `rooms`.
     pictures
         The pictures of a batch as received, one after the other.
     skipped
@@ -230,6 +232,15 @@ def best_guesses(logits: Tensor, count: int = 5) -> list[list[tuple[int, float]]
     return [list(zip(labels, shares, strict=True)) for labels, shares in rows]
 
 
+def rooms() -> list[Room]:
+    """What held for the batches of a log: first what holds today, then what did before the log said it, latest first.
+
+    >>> rooms()
+    [(268435456, 1024), (268435456, 0), (inf, 0)]
+    """
+    return [(_ROOM, _EACH), (_ROOM, 0), (math.inf, 0)]
+
+
 def is_audit(query_id: str) -> bool:
     """Whether a question measures rather than teaches.
 
@@ -259,7 +270,9 @@ class State:
         self.position = 0
         # Place of the last return to the source: nothing before it is in the tensors any more.
         self.since = 0
-        self.room: float = _ROOM
+        # What questions may weigh whatever the log says, and where it does not say it.
+        self.room: Room | None = None
+        self.unsaid = rooms()[0]
         self._shown: dict[str, None] = {}
         self._idle = isinstance(adapter.update, NoUpdate) and isinstance(adapter.policy, when.Never)
 
@@ -297,7 +310,8 @@ class State:
             inputs = torch.stack([self.intake.restore(kind, data) for kind, data in event.samples()])
         try:
             batch = Batch(inputs.to(self.adapter.classifier.device), ids=names)
-            out = self.adapter.predict(batch, ask=self._waiting * (inputs[0].nbytes + _EACH) < self.room)
+            room, each = self.room or event.body.get("room", self.unsaid)
+            out = self.adapter.predict(batch, ask=self._waiting * (inputs[0].nbytes + each) < room)
         except errors.WiseAttaError as error:
             _require_memory(error)
             # The adapter is as it was, and will be so again in every replay.

@@ -15,6 +15,7 @@ const SHOWN = 50;
 const POLL_MS = 3000;
 const RETRY_MS = 3000;
 const LEAVE_MS = 3000;
+const SEEN_MS = 300; // in less, nobody has seen a picture
 const OUTBOX = "wise-atta.outbox";
 
 let classes = [];
@@ -114,6 +115,7 @@ function letGo() {
 // ---- showing -------------------------------------------------------------------------------------------------------
 
 let shown = null;
+let shownAt = 0;
 let options = [];
 
 function show() {
@@ -127,6 +129,7 @@ function show() {
   }
   if (shown === question) return become("question");
   shown = question;
+  shownAt = Date.now();
   $("work").dataset.question = idOf(question);
   options = choices(question);
   $("from").textContent = $("stream-pick").hidden ? "" : question.stream;
@@ -166,7 +169,7 @@ function option(item, place) {
   return el(
     "li", {},
     el(
-      "button", { type: "button", class: kind, "aria-keyshortcuts": place + 1, onclick: () => answer(item.label) },
+      "button", { type: "button", class: kind, "aria-keyshortcuts": place + 1, onclick: tap(item.label) },
       meter, el("kbd", { "aria-hidden": "true" }, place + 1), el("span", { class: "name" }, item.name),
       el("span", { class: "share" }, item.guess ? chance(item.probability) : classes.length <= KEYS ? "" : "used before"),
     ),
@@ -240,6 +243,11 @@ function answer(label) {
   deliver();
   fill();
 }
+
+// A double tap answers one question: its second half falls on the next one.
+const tap = (label) => (event) => {
+  if (event.detail < 2 || Date.now() - shownAt >= SEEN_MS) answer(label);
+};
 
 function undo() {
   const last = outbox.at(-1);
@@ -378,7 +386,7 @@ let chosen = -1;
 function search() {
   matches = find(entries, $("query").value);
   const list = matches.slice(0, SHOWN).map((match, place) => el(
-    "li", { id: `found-${place}`, role: "option", "aria-selected": "false", onclick: () => answer(match.label) },
+    "li", { id: `found-${place}`, role: "option", "aria-selected": "false", onclick: tap(match.label) },
     el("span", { class: "name" }, ...marked(match)),
   ));
   $("found").replaceChildren(...list);
@@ -462,8 +470,8 @@ function listen() {
   }
   $("undo").addEventListener("click", undo);
   $("state-undo").addEventListener("click", undo);
-  $("skip").addEventListener("click", () => answer("skip"));
-  $("cant-tell").addEventListener("click", () => answer("cant_tell"));
+  $("skip").addEventListener("click", tap("skip"));
+  $("cant-tell").addEventListener("click", tap("cant_tell"));
   $("query").addEventListener("input", search);
   $("query").addEventListener("focus", () => document.body.classList.add("searching"));
   $("search-back").addEventListener("click", closeSearch);
