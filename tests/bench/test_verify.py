@@ -296,6 +296,21 @@ def test_a_run_that_cannot_be_made_leaves_out_its_card_alone(card: dict[str, Any
     assert whole is card and found == card["spread"]
 
 
+def test_a_run_that_memory_does_not_suffice_for_costs_no_other_its_spread(
+    card: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_out(experiment: Any, **how: Any) -> dict[str, Any]:
+        if experiment.seed == 5:
+            raise torch.OutOfMemoryError("out of memory")
+        return once(experiment, **how)
+
+    monkeypatch.setattr(spread_module, "once", run_out)
+    large = changed(bare(card), "experiment", "seed", value=5) | {"digest": "f" * 12}
+    (_, why), (_, found) = measure([large, card], runs=3, kept=tmp_path)
+    assert "ffffffffffff failed: OutOfMemoryError: out of memory. Try fewer jobs" in str(why)
+    assert found == card["spread"]
+
+
 def test_a_spread_reaches_to_the_run_itself_where_that_comes_out_the_same(
     card: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

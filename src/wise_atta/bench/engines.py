@@ -88,9 +88,15 @@ def perform(job: Job) -> Result:
     except errors.WiseAttaError as error:
         return error
     except Exception as error:
-        failure = errors.WiseAttaError(f"{job.experiment.name} failed: {type(error).__name__}: {error}")
-        failure.add_note(traceback.format_exc())
-        return failure
+        return failure(f"{job.experiment.name} failed", error)
+
+
+def failure(what: str, error: Exception) -> errors.WiseAttaError:
+    """What nobody foresaw of one run, told like what was: the others go on."""
+    advice = ". Try fewer jobs at once" if isinstance(error, torch.OutOfMemoryError) else ""
+    told = errors.WiseAttaError(f"{what}: {type(error).__name__}: {error}{advice}")
+    told.add_note("".join(traceback.format_exception(error)))
+    return told
 
 
 def inline(jobs: Sequence[Job]) -> Iterator[tuple[Job, Result]]:

@@ -67,6 +67,8 @@ class _Task:
             made = once(self.experiment, data=self.data, weights=self.weights, shelf=shelf, nudge=self.number)
         except errors.WiseAttaError as wrong:
             return _of(self.card, wrong)
+        except Exception as error:
+            return engines.failure(f"{self.card['digest']} failed", error)
         problems = other_inputs(self.card["provenance"], made["provenance"])
         if problems:
             return _of(self.card, f"{'; '.join(problems)}. {_WHERE}")
