@@ -288,6 +288,7 @@ NAMES: dict[str, dict[str, Translation]] = {
         "lambda_ent": "lambda_ent",
         "head_weight": "lambda_head",
         "block": "block",
+        "pull": "pull",
         # the published code's
         "lr_second": "head_lr",
         "ent_unlabelled": ".update.unlabelled",

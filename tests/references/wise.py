@@ -20,6 +20,7 @@ paper
   λ_ent·L_ent.
 - `block`: in place of the head, all tensors of that module step on head_weight·L_sup of a fresh forward after the
   norm step, with momentum apart from that of the norm step (also for norm tensors inside the block).
+- `pull`: after the steps of a batch that took any, θ ← (1−pull)·θ + pull·θ₀ for norm and head (or block) tensors.
 - Anchor: norm and head (or block) tensors, θ̄ ← μθ̄ + (1−μ)θ once a batch, whether or not there was a step.
 
 authors
@@ -158,6 +159,7 @@ def run_paper(
     supervise_norm: bool = True,
     only_selected: bool = False,
     block: str | None = None,
+    pull: float = 0.0,
 ) -> list[Step]:
     use_batch_statistics(net)
     norm = norm_tensors(net, frozen, whole)
@@ -165,6 +167,7 @@ def run_paper(
         supervised = part_of(net, head, head_part)
     else:
         supervised = {name: p for name, p in net.named_parameters() if inside(name, [block])}
+    source = {name: p.detach().clone() for name, p in (norm | supervised).items()}
     anchor = deepcopy(net)
     anchor_tensors = dict(anchor.named_parameters())
     norm_rule = Sgd(lr, momentum, nesterov)
@@ -189,6 +192,8 @@ def run_paper(
             loss = head_weight * mean(cross_entropy(again[i], y) for i, y in answers.items())
             head_rule.step(supervised, gradients(loss, supervised))
             losses["head"] = loss.item()
+        if losses:
+            follow(norm | supervised, source, 1 - pull)
         follow(anchor_tensors, norm | supervised, mu)
 
         extra = {f"anchor.{name}": anchor_tensors[name].detach().clone() for name in norm | supervised}
@@ -271,7 +276,11 @@ def run(net: nn.Module, batches: list[Tensor], *, preset: str = "paper", **const
 
 # Which scenarios show a constant that the first of its preset does not.
 SHOWN_BY: dict[str, dict[str, tuple[str, ...]]] = {
-    "paper": {"perturbed_first": ("paper, perturbed first",), "sigma": ("paper, perturbed first",)},
+    "paper": {
+        "perturbed_first": ("paper, perturbed first",),
+        "sigma": ("paper, perturbed first",),
+        "pull": ("paper, pulled to the source",),
+    },
     "authors": {"mu": ("authors, drift early",), "sigma": ("authors, sharp head",)},
 }
 
@@ -290,6 +299,9 @@ def scenarios() -> list[tuple[str, dict[str, Any]]]:
         ("paper, norm unsupervised", {**paper, "supervise_norm": False}),
         ("paper, only selected batches", {**paper, "only_selected": True}),
         ("paper, block", {**paper, "block": "layer3"}),
+        ("paper, pulled to the source", {**paper, "pull": 0.2}),
+        ("paper, block pulled to the source", {**paper, "block": "layer3", "pull": 0.2}),
+        ("paper, nothing sure, no head, pulled", {**paper, "fraction": 1e-9, "head_part": "none", "pull": 0.2}),
         ("paper, published tensors", {**paper, "frozen": ("layer4",), "whole": ("layer1",)}),
         ("paper, class rule", {**paper, "batches": nets.batches(seed=1), "class_rule": True}),
         ("paper, nothing sure", {**paper, "fraction": 1e-9}),

@@ -147,6 +147,8 @@ class TwoStep(Update):
             self.optimizer.step(by_head, lr=self.head_lr, publish=last)
         elif self.block is not None:
             self._step_of_block(forward, labels)
+        elif not by_norm:
+            return losses
         self.optimizer.pull(self.pull)
         return losses
 
