@@ -271,6 +271,7 @@ class Line(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
+        self.socket: socket.socket | None = None
         self.protocol = Patient(uvicorn.Config(None, log_config=None), ServerState(), {}, _loop=self)  # type: ignore[arg-type]
         self.left, self.high, self.ended = 0, 2**16, ""
         self.timers: dict[asyncio.Handle, None] = {}
@@ -286,7 +287,7 @@ class Line(asyncio.Transport):
         self.reply(len(data))
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return default
+        return self.socket if name == "socket" else default
 
     def get_debug(self) -> bool:
         return False
@@ -347,6 +348,24 @@ def test_whoever_takes_a_reply_slowly_gets_all_of_it() -> None:
     line.take(100)
     line.wait()
     assert not line.ended and not line.timers
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system may not say what it still holds")
+def test_whoever_takes_what_the_system_holds_of_a_reply_is_not_hung_up_on() -> None:
+    line, (here, there) = Line(), socket.socketpair()
+    line.protocol._relax()
+    with here, there:
+        line.socket = here
+        for _ in range(4):
+            here.sendall(bytes(1000))
+        # The system asks for more not before much of that is taken.
+        line.reply(1000)
+        for _ in range(4):
+            assert len(there.recv(1000)) == 1000
+            line.wait()
+        assert not line.ended
+        line.wait()
+        assert line.ended == "aborted"
 
 
 @pytest.mark.parametrize("hushed", [False, True])

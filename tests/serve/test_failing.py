@@ -434,6 +434,56 @@ def test_a_checkpoint_that_could_not_be_read_again_is_not_written(
         assert client.get("/healthz").status_code == 200
 
 
+@pytest.mark.parametrize("why", ["it is too large", "a part fails", "its place in the log fails"])
+def test_large_checkpoints_that_cannot_be_written_take_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setattr(db, "PART", 1000)
+    monkeypatch.setattr(learner, "_AGAIN_S", 1000.0)
+    service = Service(small_model(), settings(tmp_path))
+    stream, add_part, tried = service.streams["default"], db._add_part, []
+
+    def some(session: db.Session, **part: Any) -> None:
+        tried.append(part["number"])
+        if why == "a part fails" and part["number"] == 5:
+            full()
+        add_part(session, **part)
+
+    monkeypatch.setattr(db, "_add_part", some)
+    with monkeypatch.context() as patch:
+        if why == "it is too large":
+            patch.setattr(db, "_ROW", {"sqlite": 100, "postgresql": 100})
+        elif why == "its place in the log fails":
+            patch.setattr(db, "add_checkpoint", full)
+        for number in range(3):
+            send(stream, number)
+            settled(service)
+            stream.between(stream.checkpoint).result(30)
+            stream.saved()
+            for _ in range(100):
+                # Each lets what was begun go one step on; what is committed together with what fails, fails too.
+                with contextlib.suppress(OperationalError):
+                    service.ledger.write(lambda session: None).result(30)
+    with service.ledger.read() as session:
+        assert session.scalar(select(func.count()).select_from(db.Part)) == 0
+    assert bool(tried) is (why != "it is too large")
+    comes_back(service)
+
+
+def test_what_kills_left_of_large_checkpoints_goes_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db, "PART", 1000)
+    for _ in range(2):
+        service = Service(small_model(), settings(tmp_path))
+        for _ in range(100):
+            service.ledger.write(lambda session: None).result(30)
+        with service.ledger.read() as session:
+            assert session.scalar(select(func.count()).select_from(db.Part)) == 0
+        service.streams["default"].store(b"x" * 9500)
+        crash(service)
+
+
 def test_the_labels_of_somebody_who_gave_many_can_be_revoked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(tmp_path, database=in_file(tmp_path), checkpoint_events=7, **EVERY) as (client, service):
         said = fill(client, service, bad=True)

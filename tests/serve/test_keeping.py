@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -153,6 +154,21 @@ def test_tokens_are_made_listed_and_revoked_from_the_terminal(tmp_path: Path) ->
     assert run.invoke(cli.app, ["token", "revoke", "nobody", "--database", url]).exit_code == 2
     assert run.invoke(cli.app, ["export", str(tmp_path / "out"), "--database", url]).exit_code == 0
     assert run.invoke(cli.app, ["prune", "--days", "1", "--database", url]).stdout.strip() == "0"
+
+
+def test_old_checkpoints_go_and_newer_ones_of_the_same_state_stay_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(db, "PART", 1000)
+    ledger = db.Ledger(database(tmp_path))
+    for seq, at in ((1, 0.0), (1, 100.0), (2, 200.0)):
+        state = bytes([seq]) * 2500
+        ledger.write(partial(db.add_checkpoint, stream="s", seq=seq, state=state, keep=9, keep_log=0, now=at)).result()
+    ledger.write(lambda session: prune(session, before=50.0)).result()
+    with ledger.read() as session:
+        left = session.scalars(select(db.Checkpoint.seq).order_by(db.Checkpoint.seq)).all()
+        assert [db.last_checkpoint(session, "s", before=seq + 1) is not None for seq in left] == [True, True]
+    ledger.close()
 
 
 def test_a_ledger_that_is_not_there_is_not_made_by_mistake(tmp_path: Path) -> None:

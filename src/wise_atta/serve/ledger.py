@@ -558,6 +558,16 @@ def last_checkpoint(session: Session, stream: str, before: int | None = None) ->
     return row
 
 
+def require_room(session: Session, state: bytes) -> None:
+    """Refuse a state that is too large to be stored."""
+    most = _ROW[session.get_bind().dialect.name]
+    if len(state) > most:
+        raise errors.BadInput(
+            f"a checkpoint of {len(state)} bytes, where the database gives back {most} at most: every question that "
+            "waits is part of it, so let some be answered, or revoke fewer labels at a time"
+        )
+
+
 def parts(stream: str, state: bytes, digest: str) -> Iterator[Callable[[Session], None]]:
     """Pieces of writing that store a large state little by little, ahead of its checkpoint; none for a small one."""
     for number, start in enumerate(range(0, len(state), PART) if len(state) > PART else ()):
@@ -592,12 +602,7 @@ def add_checkpoint(
         Days for which events, and the checkpoint before them, stay; then `keep` more do, evenly over that time.
     """
     now = time.time() if now is None else now
-    most = _ROW[session.get_bind().dialect.name]
-    if len(state) > most:
-        raise errors.BadInput(
-            f"a checkpoint of {len(state)} bytes, where the database gives back {most} at most: every question that "
-            "waits is part of it, so let some be answered, or revoke fewer labels at a time"
-        )
+    require_room(session, state)
     digest = digest or digest_of(state)
     for write in parts(stream, state, digest):
         write(session)

@@ -61,7 +61,10 @@ def prune(session: Session, before: float) -> int:
             gone = Checkpoint.stream == stream, Checkpoint.at < before, Checkpoint.seq.not_in(needed)
             digests = list(session.scalars(select(Checkpoint.digest).where(*gone)))
             session.execute(delete(Checkpoint).where(*gone))
-            session.execute(delete(Part).where(Part.stream == stream, Part.digest.in_(digests)))
+            # Two checkpoints of one state, as a revocation and a stop write them, share its parts.
+            left = select(Checkpoint.digest).where(Checkpoint.stream == stream)
+            lone = Part.stream == stream, Part.digest.in_(digests), Part.digest.not_in(left)
+            session.execute(delete(Part).where(*lone))
             db.cut(session, stream, base)
         while db.sweep(session, stream):
             pass

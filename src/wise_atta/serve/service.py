@@ -110,6 +110,8 @@ class Stream:
             behind=lambda: self.learner.waiting,
             name=f"batcher {name}",
         )
+        # A kill may have left parts of a large checkpoint: killed again and again, they would fill the disk.
+        self._sweep()
 
     # -- predicting ---------------------------------------------------------------------------------------------
 
@@ -303,25 +305,31 @@ class Stream:
         def settle(written: Future[list[Outcome]]) -> None:
             problem = written.exception()
             if problem is not None:
-                self._unsaved(problem)
+                self._unsaved(problem, digest)
 
         try:
             digest = self.store(state)
         except Exception as problem:  # whatever it is, another attempt is due
-            self._unsaved(problem)
+            self._unsaved(problem, self._storing)
         else:
             self.ledger.write(write, then).add_done_callback(settle)
 
-    def _unsaved(self, problem: BaseException) -> None:
+    def _unsaved(self, problem: BaseException, digest: str) -> None:
         if isinstance(problem, db.Lost):
             _log.error("stream %s: a checkpoint could not be written: %s", self.name, problem)
             return
         # Where no event follows there is no other occasion, and people wait for the questions told with it.
         self.learner.run(self.learner.unsaved)
         _log.error("stream %s: a checkpoint could not be written; it will be tried again", self.name, exc_info=problem)
+        # The next attempt may be of another state, and where the disk is full, replies need the room of this one.
+        if self._storing == digest:
+            self._storing = ""
+        self._sweep()
 
     def store(self, state: bytes) -> str:
         """Bring a large state to the ledger little by little, since replies wait meanwhile. Gives its digest."""
+        with self.ledger.read() as session:
+            db.require_room(session, state)
         digest = self._storing = db.digest_of(state)
         for part in db.parts(self.name, state, digest):
             self.ledger.write(part).result()

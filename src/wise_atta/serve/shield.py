@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
+import sys
+import termios
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
@@ -172,11 +176,19 @@ class Patient(H11Protocol):
             self.transport.close()
 
     def _await_taking(self) -> None:
-        left = self.transport.get_write_buffer_size()
-        self._stuck = self.loop.call_later(self.taking, self._give_up, left)
+        self._stuck = self.loop.call_later(self.taking, self._give_up, self._left)
+
+    @property
+    def _left(self) -> int:
+        """Bytes that the other side has not taken, here and with the system, which asks for more in leaps only."""
+        waiting = bytes(4)
+        # Without a socket, or where the system does not say.
+        with contextlib.suppress(TypeError, ValueError, OSError):
+            waiting = fcntl.ioctl(self.transport.get_extra_info("socket"), termios.TIOCOUTQ, waiting)
+        return self.transport.get_write_buffer_size() + int.from_bytes(waiting, sys.byteorder)
 
     def _give_up(self, before: int) -> None:
-        if self.transport.get_write_buffer_size() < before:
+        if self._left < before:
             self._await_taking()
         else:
             # Closed in good order, it would wait for the rest to be taken.
