@@ -447,10 +447,14 @@ class Adapter:
     def _drop_graph(self) -> None:
         """At most one graph is alive: an older prediction keeps its input, and `learn` repeats its forward."""
         if self._latest is not None:
-            if self._latest._forward is not None:
-                self._latest._statistics = self._latest._forward.statistics
-            self._latest._forward = None
+            self._let_go(self._latest)
             self._latest = None
+
+    def _let_go(self, out: Prediction) -> None:
+        """Drop the graph of a prediction; its statistics are still to move the average."""
+        if out._forward is not None:
+            out._statistics = out._forward.statistics
+        out._forward = None
 
     def _require_finite(self, inputs: Inputs, logits: Tensor, finite: bool) -> None:
         if finite:
@@ -522,7 +526,7 @@ class Adapter:
             # Memory has run out, say. The graph may be used up: learned again, the batch takes a new forward.
             undo()
             if updates:
-                out._forward = None
+                self._let_go(out)
             raise
         out._inputs = out._forward = out._statistics = out._owner = None
         out._learned = True

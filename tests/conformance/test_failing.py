@@ -131,3 +131,26 @@ def test_a_guard_that_trips_in_a_batch_that_failed_trips_again(monkeypatch: pyte
     assert same(step(part, range(1, 9)), step(whole, range(1, 9)))
     assert same(part.state_dict(), whole.state_dict())
     assert whole.guard is not None and whole.guard.trips == 2 and sum(failed) > 10
+
+
+def test_the_average_follows_a_batch_that_failed_also_where_its_label_is_learned_with_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(fails: bool) -> dict[str, Any]:
+        adapter = adapt(nets.make(), "wise", ratio=0.5, policy="uniform", only_selected=True, statistics="ema")
+        for number in (1, 2):
+            adapter.learn(adapter.predict(nets.batch(number=number)))
+        (query,) = adapter.open
+        out = adapter.predict(nets.batch(number=3))
+        if fails:
+            with monkeypatch.context() as context, pytest.raises(Failure):
+                context.setattr(Optimizer, "step", failing)
+                adapter.learn(out, {query.id: 1})
+        adapter.learn(adapter.predict(nets.batch(number=4)), {query.id: 1})
+        adapter.learn(out)
+        return adapter.state_dict()
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise Failure
+
+    assert same(run(fails=True), run(fails=False))
