@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -228,6 +230,31 @@ def test_parts_in_lists_and_dicts_are_taken_back_too() -> None:
         average.follow(torch.ones(()))
     undo()
     assert same(several.state_dict(), before)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Lets nobody set or delete what it holds, but notes what it has worked out."""
+
+    average: Average
+
+    @cached_property
+    def doubled(self) -> Tensor:
+        assert self.average.value is not None
+        return 2 * self.average.value
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.average.state_dict()
+
+
+def test_what_a_part_that_cannot_be_changed_has_worked_out_is_taken_back_too() -> None:
+    fixed = Fixed(Average())
+    undo = remember(fixed)
+    fixed.average.follow(torch.ones(()))
+    assert fixed.doubled == 2
+    undo()
+    fixed.average.follow(torch.zeros(()))
+    assert fixed.doubled == 0
 
 
 def test_a_part_may_be_added_to_while_what_it_holds_is_noted() -> None:

@@ -28,7 +28,7 @@ def remember(*parts: object) -> Callable[[], None]:
                 setattr(model, name, value)
         for part, held in others:
             for name in vars(part).keys() - held.keys():
-                delattr(part, name)
+                vars(part).pop(name, None)
             vars(part).update(held)
 
     return undo
