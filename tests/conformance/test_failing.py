@@ -16,7 +16,7 @@ from core.checks import same
 from wise_atta import Adapter, Anchor, Classifier, Guard, adapt
 from wise_atta.how import Average, Optimizer, Replay
 from wise_atta.what import Selector
-from wise_atta.who import Query
+from wise_atta.who import Callback, Query
 
 # Whatever may run out of memory, or be interrupted, in a call.
 PLACES = [
@@ -112,6 +112,24 @@ def test_a_batch_that_could_not_be_predicted_on_is_predicted_on_again_to_the_sam
     part, failed = learning_again(part, monkeypatch, every=1, call="predict")
     assert same(step(part, range(1, 6)), step(whole, range(1, 6)))
     assert same(part.state_dict(), whole.state_dict()) and sum(failed) > 5
+
+
+@pytest.mark.parametrize("how", [{"precision": "fp32"}, {"precision": "bf16"}, {"channels_last": True}])
+@pytest.mark.parametrize(
+    ("method", "options"), [("tent", {}), ("wise", {"ratio": 0.5}), ("wise", {"ratio": 0.5, "entropy": "all"})]
+)
+def test_a_fast_batch_that_failed_anywhere_is_learned_again_to_the_same_bits(
+    method: str, options: dict[str, Any], how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, part = (
+        adapt(nets.make().float(), method, statistics="batch", **options, **how, annotator=Callback(nets.truth))
+        for _ in range(2)
+    )
+    part, failed = learning_again(part, monkeypatch, every=3)
+    for adapter in (whole, part):
+        for number in range(1, 7):
+            adapter.step(nets.batch(number=number, dtype=torch.float32))
+    assert same(part.state_dict(), whole.state_dict()) and sum(failed) > 10
 
 
 class Nervous(Guard):
