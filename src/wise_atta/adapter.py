@@ -66,6 +66,8 @@ class Prediction:
     _inputs: Inputs | None = field(default=None, repr=False)
     _forward: Forward | None = field(default=None, repr=False)
     _statistics: Statistics | None = field(default=None, repr=False)
+    # Of a forward that `learn` failed with, where its objective was prepared: whether its update was begun early, too.
+    _begun: bool | None = field(default=None, repr=False)
     _owner: Adapter | None = field(default=None, repr=False)
     _decision: Decision = field(default_factory=Decision, repr=False)
     _learned: bool = field(default=False, repr=False)
@@ -447,10 +449,15 @@ class Adapter:
     def _drop_graph(self) -> None:
         """At most one graph is alive: an older prediction keeps its input, and `learn` repeats its forward."""
         if self._latest is not None:
-            if self._latest._forward is not None:
-                self._latest._statistics = self._latest._forward.statistics
-            self._latest._forward = None
+            self._let_go(self._latest)
+            self._latest._begun = None
             self._latest = None
+
+    def _let_go(self, out: Prediction) -> None:
+        """Drop the graph of a prediction; its statistics are still to move the average."""
+        if out._forward is not None:
+            out._statistics = out._forward.statistics
+        out._forward = None
 
     def _require_finite(self, inputs: Inputs, logits: Tensor, finite: bool) -> None:
         if finite:
@@ -504,11 +511,14 @@ class Adapter:
         try:
             if updates:
                 assert out._inputs is not None and out.view is not None
+                begun = out._begun
                 if self.guard is not None and tripped is None:
                     tripped = self.guard.check(out.view, out._inputs)
-                    forward = forward if tripped is None else None
+                    forward, begun = (forward, begun) if tripped is None else (None, None)
                 if forward is None or (self.update.needs_graph and not forward.logits.requires_grad):
                     forward = self.classifier.forward(out._inputs, grad=self.update.needs_graph)
+                    if begun is not None:
+                        self._begin_again(forward, early=begun)
                 taught = self.update.consult(forward, self.open, len(out.sent)) if self._taught else {}
                 answers = {**answers, **taught}
                 losses = self.update.learn(forward, self._labels(out, forward, todo))
@@ -522,7 +532,9 @@ class Adapter:
             # Memory has run out, say. The graph may be used up: learned again, the batch takes a new forward.
             undo()
             if updates:
-                out._forward = None
+                if out._forward is not None and out._forward.prepared is not None:
+                    out._begun = out._forward.early is not None
+                self._let_go(out)
             raise
         out._inputs = out._forward = out._statistics = out._owner = None
         out._learned = True
@@ -554,6 +566,16 @@ class Adapter:
             seconds=out._seconds + time.perf_counter() - began,
             tripped=tripped,
         )
+
+    def _begin_again(self, forward: Forward, early: bool) -> None:
+        """Do with a forward what `predict` did with one that failed: its sums are taken in that order again."""
+        assert self.update.objective is not None
+        with torch.no_grad():
+            prepared = forward.prepared = self.update.objective.prepare(forward.logits.detach())
+            if early:
+                self.update.start_early(forward)
+        assert prepared is not None
+        prepared.kept = prepared.keep.double().tolist()
 
     @contextlib.contextmanager
     def _amid(self) -> Iterator[None]:

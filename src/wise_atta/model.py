@@ -806,7 +806,9 @@ class Classifier:
             return output
         with torch.no_grad():
             for leaf, (values, _) in zip(given, before, strict=True):
-                leaf.copy_(values)
+                # What `expand` shows many times is there once, and torch writes to it once.
+                once = tuple(slice(1) if stride == 0 else slice(None) for stride in leaf.stride())
+                leaf[once].copy_(values[once])
         return self._call(replica, inputs)
 
     def _output(self, replica: _Replica, inputs: Inputs) -> Tensor:

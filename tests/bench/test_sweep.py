@@ -68,6 +68,8 @@ def test_a_field_that_a_part_of_a_grid_has_no_use_for_is_left_out_there() -> Non
     assert made == [("tent", None, 0), *(("wise", ratio, delay) for ratio in (0.1, 0.5) for delay in (0, 2))]
     found = expand({**GRID, "policy": ["never", "uniform"], "noise": 0.1, "method": "wise", "seed": 0})
     assert [(one.policy, one.noise) for one in found] == [("never", 0), ("uniform", 0.1)]
+    found = expand({**GRID, "statistics": ["batch", "mixed"], "prior": [64, 256], "method": "wise", "seed": 0})
+    assert [(one.statistics, one.prior) for one in found] == [("batch", None), ("mixed", 64), ("mixed", 256)]
 
 
 def test_a_field_that_no_run_of_a_grid_has_a_use_for_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from core.checks import same
 from wise_atta import Adapter, Anchor, Classifier, Guard, adapt
 from wise_atta.how import Average, Optimizer, Replay
 from wise_atta.what import Selector
-from wise_atta.who import Query
+from wise_atta.who import Callback, Query
 
 # Whatever may run out of memory, or be interrupted, in a call.
 PLACES = [
@@ -114,6 +114,24 @@ def test_a_batch_that_could_not_be_predicted_on_is_predicted_on_again_to_the_sam
     assert same(part.state_dict(), whole.state_dict()) and sum(failed) > 5
 
 
+@pytest.mark.parametrize("how", [{"precision": "fp32"}, {"precision": "bf16"}, {"channels_last": True}])
+@pytest.mark.parametrize(
+    ("method", "options"), [("tent", {}), ("wise", {"ratio": 0.5}), ("wise", {"ratio": 0.5, "entropy": "all"})]
+)
+def test_a_fast_batch_that_failed_anywhere_is_learned_again_to_the_same_bits(
+    method: str, options: dict[str, Any], how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, part = (
+        adapt(nets.make().float(), method, statistics="batch", **options, **how, annotator=Callback(nets.truth))
+        for _ in range(2)
+    )
+    part, failed = learning_again(part, monkeypatch, every=3)
+    for adapter in (whole, part):
+        for number in range(1, 7):
+            adapter.step(nets.batch(number=number, dtype=torch.float32))
+    assert same(part.state_dict(), whole.state_dict()) and sum(failed) > 10
+
+
 class Nervous(Guard):
     """Goes back at every third batch that it has seen."""
 
@@ -131,3 +149,26 @@ def test_a_guard_that_trips_in_a_batch_that_failed_trips_again(monkeypatch: pyte
     assert same(step(part, range(1, 9)), step(whole, range(1, 9)))
     assert same(part.state_dict(), whole.state_dict())
     assert whole.guard is not None and whole.guard.trips == 2 and sum(failed) > 10
+
+
+def test_the_average_follows_a_batch_that_failed_also_where_its_label_is_learned_with_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(fails: bool) -> dict[str, Any]:
+        adapter = adapt(nets.make(), "wise", ratio=0.5, policy="uniform", only_selected=True, statistics="ema")
+        for number in (1, 2):
+            adapter.learn(adapter.predict(nets.batch(number=number)))
+        (query,) = adapter.open
+        out = adapter.predict(nets.batch(number=3))
+        if fails:
+            with monkeypatch.context() as context, pytest.raises(Failure):
+                context.setattr(Optimizer, "step", failing)
+                adapter.learn(out, {query.id: 1})
+        adapter.learn(adapter.predict(nets.batch(number=4)), {query.id: 1})
+        adapter.learn(out)
+        return adapter.state_dict()
+
+    def failing(*_: Any, **__: Any) -> None:
+        raise Failure
+
+    assert same(run(fails=True), run(fails=False))

@@ -643,6 +643,24 @@ def test_a_net_that_writes_to_its_inputs_finds_them_as_they_were_each_time(grad:
             classifier.gradients(forward.logits.sum(), forward.version, ["adapted"])
 
 
+class InPlaceByColumn(nets.TabularNet):
+    """The same column by column, which also works where columns or rows share memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for column in range(x.shape[1]):
+            x[:, column].sub_(0.5)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("share", ["columns", "rows"])
+def test_a_net_that_writes_to_its_inputs_may_be_given_some_that_share_memory(share: str) -> None:
+    net = nets.trained(InPlaceByColumn)
+    values, width = nets.batch("tabular")[:, 0].contiguous(), nets.batch("tabular").shape[1]
+    x = values[:, None].expand(-1, width) if share == "columns" else values.unfold(0, width, 1)
+    classifier, kept = Classifier(net, statistics="source"), x.clone()
+    assert torch.equal(classifier.forward(x).logits, net(kept.clone())) and torch.equal(x, kept)
+
+
 def test_a_net_whose_layers_have_no_shape_yet_is_refused_with_what_to_do() -> None:
     net = nn.Sequential(nn.LazyLinear(8), nn.LayerNorm(8), nn.Linear(8, 3))
     with pytest.raises(errors.BadConfig, match="run it once on a batch"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from core.checks import same
 from torch import Tensor
 
 from wise_atta import Classifier, errors
-from wise_atta.how import Entropy, Labels, Late, Optimizer, remember
+from wise_atta.how import Average, Entropy, Labels, Late, Optimizer, remember
 from wise_atta.model import Forward
 
 LOGITS = torch.tensor([[9.0, 0, 0], [0, 0, 0], [0, 7, 0], [0, 0, 8], [1, 1, 0]], dtype=torch.float64)
@@ -208,6 +210,66 @@ def test_what_is_taken_back_are_the_steps_since_then_with_their_momenta_and_no_o
         undo()
         assert torch.equal(optimizer.flat, values) and classifier.live is live
         assert same((optimizer.state_dict(), second.state_dict()), states)
+
+
+class Several:
+    """Is made of parts in a list, a tuple and a dict, and of itself."""
+
+    def __init__(self) -> None:
+        self.averages = [Average(), Average()]
+        self.more = {"pair": (Average(), self)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"averages": [average.state_dict() for average in [*self.averages, self.more["pair"][0]]]}
+
+
+def test_parts_in_lists_and_dicts_are_taken_back_too() -> None:
+    several = Several()
+    before, undo = several.state_dict(), remember(several)
+    for average in (*several.averages, several.more["pair"][0]):
+        average.follow(torch.ones(()))
+    undo()
+    assert same(several.state_dict(), before)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Lets nobody set or delete what it holds, but notes what it has worked out."""
+
+    average: Average
+
+    @cached_property
+    def doubled(self) -> Tensor:
+        assert self.average.value is not None
+        return 2 * self.average.value
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.average.state_dict()
+
+
+def test_what_a_part_that_cannot_be_changed_has_worked_out_is_taken_back_too() -> None:
+    fixed = Fixed(Average())
+    undo = remember(fixed)
+    fixed.average.follow(torch.ones(()))
+    assert fixed.doubled == 2
+    undo()
+    fixed.average.follow(torch.zeros(()))
+    assert fixed.doubled == 0
+
+
+def test_a_part_may_be_added_to_while_what_it_holds_is_noted() -> None:
+    part: Any = Average()
+
+    class Meanwhile(type):
+        def __getattr__(cls, name: str) -> Any:
+            part.added = "as by another thread, while this class is asked what it has"
+            raise AttributeError(name)
+
+    part.asked, part.below = Meanwhile("Asked", (), {})(), Average()
+    undo = remember(part)
+    part.below.follow(torch.ones(()))
+    undo()
+    assert part.below.value is None
 
 
 @pytest.mark.parametrize("options", [{}, {"momentum": 0.0}, {"nesterov": False}, {"weight_decay": 0.1}])

@@ -173,11 +173,8 @@ def build(
         raise errors.BadConfig(
             f"experiment field 'severity': {experiment.data} has no severities: leave it out, or name a corrupted set"
         )
-    mode = experiment.statistics or method.statistics
-    if experiment.prior is not None and mode != "mixed":
-        raise errors.BadConfig(
-            f"experiment field 'prior': it counts under statistics 'mixed', and here they are {mode!r}"
-        )
+    if experiment.prior is not None and (mode := experiment.statistics or method.statistics) != "mixed":
+        raise errors.BadConfig(f"experiment field 'prior': {_no_prior(mode)}")
     asks = not isinstance(method.policy, when.Never)
     if asks and dataset is not None and (method.labels or 0) > experiment.batch:
         raise errors.BadConfig(
@@ -668,7 +665,13 @@ def idle(experiment: Experiment) -> dict[str, str]:
         answers = name == "teacher" and experiment.annotator == "teacher" and "annotator" not in why
         if option not in takes and not answers:
             why[name] = f"method {method!r} has no use for it"
+    if experiment.statistics not in (None, "mixed"):
+        why["prior"] = _no_prior(experiment.statistics)
     return {name: why[name] for name in given(experiment) if name in why}
+
+
+def _no_prior(mode: str | None) -> str:
+    return f"it counts under statistics 'mixed', and here they are {mode!r}"
 
 
 def given(experiment: Experiment) -> list[str]:

@@ -15,7 +15,8 @@ _MOVES = ("live", "running", "_followed")
 def remember(*parts: object) -> Callable[[], None]:
     """Note what these parts, and those that they are made of, hold; what is given puts it back.
 
-    A part is what has a `state_dict`, or a `Classifier`. Nothing is copied, here or there: memory may have run out.
+    A part is what has a `state_dict`, or a `Classifier`, also in a list, a tuple or a dict. Nothing is copied, here or
+    there: memory may have run out.
     """
     found = list(_parts(parts, set()))
     models = [(part, [getattr(part, name) for name in _MOVES]) for part in found if isinstance(part, Classifier)]
@@ -27,22 +28,26 @@ def remember(*parts: object) -> Callable[[], None]:
                 setattr(model, name, value)
         for part, held in others:
             for name in vars(part).keys() - held.keys():
-                delattr(part, name)
+                vars(part).pop(name, None)
             vars(part).update(held)
 
     return undo
 
 
-def _parts(candidates: Iterable[object], seen: set[int]) -> Iterator[object]:
-    for part in candidates:
-        if id(part) in seen or not _is_part(part):
+def _parts(values: Iterable[object], seen: set[int]) -> Iterator[object]:
+    # A list first, in one go: another thread may add to it while it is walked.
+    for value in list(values):
+        if isinstance(value, list | tuple | dict):
+            within: Iterable[object] = value.values() if isinstance(value, dict) else value
+        elif isinstance(value, Classifier):
+            within = ()
+        elif hasattr(type(value), "state_dict") and hasattr(value, "__dict__") and not isinstance(value, nn.Module):
+            within = vars(value).values()
+        else:
             continue
-        seen.add(id(part))
-        yield part
-        if not isinstance(part, Classifier):
-            yield from _parts(vars(part).values(), seen)
-
-
-def _is_part(value: object) -> bool:
-    has_state = hasattr(type(value), "state_dict") and hasattr(value, "__dict__") and not isinstance(value, nn.Module)
-    return has_state or isinstance(value, Classifier)
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if not isinstance(value, list | tuple | dict):
+            yield value
+        yield from _parts(within, seen)
