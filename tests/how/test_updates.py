@@ -438,7 +438,7 @@ def test_options_outside_their_range_are_refused(options: dict[str, Any]) -> Non
 
 
 def test_an_objective_that_is_none_is_named() -> None:
-    with pytest.raises(errors.BadConfig, match=r"an objective is an Objective .*, not 'roid'"):
+    with pytest.raises(errors.BadConfig, match="an objective is an Objective .*, not 'roid'"):
         adapt(nets.make(), "hiltta", objective="roid")
 
 
