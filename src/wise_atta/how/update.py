@@ -59,8 +59,6 @@ class Update:
         if hasattr(self, "model"):
             raise errors.BadConfig(f"this {type(self).__name__} serves another adapter already: make one for each")
         if self.objective is not None:
-            if not isinstance(self.objective, Objective):
-                raise errors.BadConfig(f"an objective is an Objective such as how.Entropy(), not {self.objective!r}")
             self.objective.start(model)
         self.model = model
         self.anchor = anchor
