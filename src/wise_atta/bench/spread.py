@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -51,7 +52,7 @@ class _Task:
     data: Path | None
     weights: Path | None
 
-    @property
+    @cached_property
     def _place(self) -> dict[str, Any]:
         assert self.experiment.threads is not None, "see `experiment_of`"
         return surroundings(pick_device(self.experiment.device), self.experiment.threads)

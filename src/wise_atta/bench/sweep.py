@@ -37,10 +37,11 @@ def expand(grid: Mapping[str, Any]) -> list[Experiment]:
         if not values:
             raise errors.BadConfig(f"the grid has no value for {name!r}, so there is nothing to run")
     runs = [Experiment.parse(dict(zip(grid, values, strict=True))) for values in itertools.product(*axes)]
-    of_use = {name for one in runs for name in set(given(one)) - idle(one).keys()}
+    useless = [idle(one).keys() for one in runs]
+    of_use = {name for one, names in zip(runs, useless, strict=True) for name in set(given(one)) - names}
     found: dict[tuple[str, str], Experiment] = {}
-    for one in runs:
-        left_out = {name: Experiment.model_fields[name].default for name in of_use & idle(one).keys()}
+    for one, names in zip(runs, useless, strict=True):
+        left_out = {name: Experiment.model_fields[name].default for name in of_use & names}
         plain = one.model_copy(update=left_out)
         found.setdefault((plain.digest, plain.tag), plain)
     return list(found.values())

@@ -68,8 +68,8 @@ class Descend(Update):
             if loss is None:
                 return skipped()
             gradients = self.model.gradients(loss, forward.version, ["adapted"])
-        self.optimizer.step(gradients, publish=not self.pull)
-        self.optimizer.pull(self.pull)
+        self.optimizer.step(gradients, publish=False)
+        self.optimizer.finish(self.pull)
         return {"loss": loss.detach()}
 
     def _by_slope(self, forward: Forward, prepared: Prepared, labels: Labels | None = None) -> Gradients:

@@ -75,7 +75,7 @@ class Optimizer:
         """Take one step on the named groups and publish the result. Groups that are not named stay as they are.
 
         A gradient with NaN or Inf is taken as zero: one bad batch must not destroy the adapted tensors. With
-        `publish=False` the step is seen by nobody until another, `move` or `publish` has completed it.
+        `publish=False` the step is seen by nobody until another, `move`, `finish` or `publish` has completed it.
         """
         owner, lr = self._owner, self.lr if lr is None else lr
         rule = self._sgd if self.kind == "sgd" else self._adam
@@ -161,12 +161,13 @@ class Optimizer:
         if publish:
             self.publish()
 
-    def pull(self, share: float) -> None:
-        """Take the values so much of the way back to the source, θ ← (1 − share)·θ + share·θ₀, and publish them."""
-        if share:
+    def finish(self, pull: float) -> None:
+        """Complete an update: so much of the way back to the source, θ ← (1 − pull)·θ + pull·θ₀, then publish."""
+        if pull:
             if self._source is None:
                 self._source = self.model.source_flat().to(self.flat)
-            self.move(self.flat.lerp(self._source, share))
+            self.move(self.flat.lerp(self._source, pull), publish=False)
+        self.publish()
 
     def publish(self) -> None:
         """Let everybody see the current values."""

@@ -116,7 +116,7 @@ class TwoStep(Update):
         return lean_to_batch(logits) if self.correct_prior else logits
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        model, last = self.model, not self.pull
+        model = self.model
         prepared = forward.prepared
         if isinstance(prepared, Prepared) and not labels.late:
             losses, by_norm, features = self._by_slope(forward, prepared, labels)
@@ -125,8 +125,8 @@ class TwoStep(Update):
         if not labels:
             if not losses:
                 return skipped()
-            self.optimizer.step(by_norm, publish=last)
-            self.optimizer.pull(self.pull)
+            self.optimizer.step(by_norm, publish=False)
+            self.optimizer.finish(self.pull)
             return losses
 
         # Both gradients before either step: the head's features are those of the forward, and what fails, fails whole.
@@ -139,17 +139,16 @@ class TwoStep(Update):
                 with torch.enable_grad():
                     head_loss = self.lambda_head * labels.loss(model.head(features.detach()))
                 by_head = model.gradients(head_loss, model.live, ["second"], head=True)
+        # All is published together: nobody sees half of an update.
         if by_norm:
-            # Where a second step follows, both are published together: nobody sees half of an update, nor is half of
-            # it learned again where the second fails.
-            self.optimizer.step(by_norm, publish=last and not by_head and self.block is None)
+            self.optimizer.step(by_norm, publish=False)
         if by_head:
-            self.optimizer.step(by_head, lr=self.head_lr, publish=last)
+            self.optimizer.step(by_head, lr=self.head_lr, publish=False)
         elif self.block is not None:
             self._step_of_block(forward, labels)
         elif not by_norm:
             return losses
-        self.optimizer.pull(self.pull)
+        self.optimizer.finish(self.pull)
         return losses
 
     def _by_graph(self, forward: Forward, labels: Labels) -> tuple[dict[str, Tensor], Gradients, Tensor]:
@@ -207,7 +206,7 @@ class TwoStep(Update):
         for group, found in gradients.items():
             names = model.layout.groups[group]
             gradients[group] = [g if n in self._inside else g.zero_() for n, g in zip(names, found, strict=True)]
-        self.second.step(gradients, lr=self.head_lr, publish=not self.pull)
+        self.second.step(gradients, lr=self.head_lr, publish=False)
 
     def reset(self) -> None:
         if self.block is not None:
