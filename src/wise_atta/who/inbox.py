@@ -8,7 +8,7 @@ from typing import Any
 
 from wise_atta import errors
 from wise_atta.who.annotators import Annotator, check_kind
-from wise_atta.who.desk import Closed, settle
+from wise_atta.who.questions import Closed, settle
 from wise_atta.who.query import (
     Answer,
     AnswerLike,
