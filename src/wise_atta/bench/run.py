@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from wise_atta import errors, fast, host, methods, rng, when, who
 from wise_atta.adapter import Adapter, Prediction, Step
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, whole
-from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.inputs import other_inputs
 from wise_atta.bench.place import differences, surroundings
 from wise_atta.bench.record import Folder, claimed, pack_bits, pack_numbers, read_json, there
 from wise_atta.bench.source import load
+from wise_atta.bench.stream_cache import Held, Shelf
 from wise_atta.data import Dataset, StreamSpec, models, open_dataset, open_stream
 from wise_atta.data.streams import DataStream, PictureStream
 from wise_atta.model import Classifier, StatisticsMode, Work

@@ -27,7 +27,7 @@ from wise_atta.data import models
 from wise_atta.serve import auth
 from wise_atta.serve.config import Limits, Settings, is_loopback
 from wise_atta.serve.ledger import Ledger, Token
-from wise_atta.serve.retain import backup, export, is_missing, prune, restore
+from wise_atta.serve.retention import backup, export, is_missing, prune, restore
 
 app = typer.Typer(help="The ledger of a service: tokens, export, retention, backup.", no_args_is_help=True)
 tokens = typer.Typer(help="Who may do what.", no_args_is_help=True)
@@ -128,8 +128,8 @@ def run(model: str, settings: Settings, host: str, port: int) -> None:
     import uvicorn
 
     from wise_atta.serve.app import create_app
+    from wise_atta.serve.middleware import Patient
     from wise_atta.serve.service import Service
-    from wise_atta.serve.shield import Patient
 
     loopback = is_loopback(host)
     if not loopback:
