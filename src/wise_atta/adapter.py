@@ -14,8 +14,9 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor, nn
 
-from wise_atta import errors, host, signals
+from wise_atta import errors, signals
 from wise_atta.anchor import Anchor
+from wise_atta.engine import host
 from wise_atta.guard import Guard
 from wise_atta.how import Labels, Late, Update, remember
 from wise_atta.model import Classifier, Forward, Statistics, Work

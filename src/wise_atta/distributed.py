@@ -37,7 +37,8 @@ from wise_atta.how import (
     TwoStep,
     Update,
 )
-from wise_atta.model import Classifier, Forward, Statistics, Version, _Replica, wide
+from wise_atta.model import Classifier, Forward, Statistics, Version, wide
+from wise_atta.model.replica import Replica
 from wise_atta.stream import Batch, Inputs, leaves
 from wise_atta.who import Answered, AnswerLike, Query
 
@@ -302,7 +303,7 @@ class SharedClassifier(Classifier):
     @contextlib.contextmanager
     def _normalising(
         self,
-        replica: _Replica,
+        replica: Replica,
         given: Statistics | Literal["source"] | None,
         count: int,
         running: Tensor | None,

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from wise_atta import Adapter, adapt, errors, who
-from wise_atta.fast import straight
-from wise_atta.graphs import Graphs
+from wise_atta.engine.graphs import Graphs
+from wise_atta.engine.precision import straight
 from wise_atta.how import Descend, Entropy, Labels, LikelihoodRatio
 from wise_atta.model import Classifier, Forward, Version
 from wise_atta.when import Always, BudgetPaced
@@ -574,7 +574,7 @@ def test_a_net_is_compiled_where_nothing_but_torch_was_imported() -> None:
 
 
 class Noted:
-    """Stands in for what needs a GPU: which shapes were recorded, and which plan is in use."""
+    """Stands in for what needs a GPU: which shapes were recorded, and which recording is in use."""
 
     made: ClassVar[list[int]] = []
     busy = False
@@ -605,7 +605,7 @@ class Noted:
 def test_the_shape_that_comes_again_is_recorded(
     sizes: list[int], made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wise_atta.graphs.Plan", Noted)
+    monkeypatch.setattr("wise_atta.engine.graphs.Recording", Noted)
     monkeypatch.setattr(Noted, "made", [])
     graphs = Graphs(lambda *given: None, lambda flat: {})
     ran = [graphs.run(torch.zeros(n, 2), torch.zeros(1), None, False) is not None for n in sizes]
@@ -614,17 +614,17 @@ def test_the_shape_that_comes_again_is_recorded(
 
 
 def test_a_plan_beside_another_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wise_atta.graphs.Plan", Noted)
+    monkeypatch.setattr("wise_atta.engine.graphs.Recording", Noted)
     monkeypatch.setattr(Noted, "made", [])
     graphs = Graphs(lambda *given: None, lambda flat: {})
     flat = torch.zeros(1)
     for _ in range(3):
-        graphs._plan(torch.zeros(8, 2), flat, None, True, None)
-    first = graphs._plans["graph"][1]
+        graphs._recording(torch.zeros(8, 2), flat, None, True, None)
+    first = graphs._recordings["graph"][1]
     for _ in range(2):
-        graphs._plan(torch.zeros(8, 2), flat, None, False, first)
+        graphs._recording(torch.zeros(8, 2), flat, None, False, first)
     gone = weakref.ref(first)
     for _ in range(3):
-        graphs._plan(torch.zeros(4, 2), flat, None, True, None)
+        graphs._recording(torch.zeros(4, 2), flat, None, True, None)
     del first
-    assert Noted.made == [8, 4] and gone() is None, "the memory of a plan is not kept by who once read it"
+    assert Noted.made == [8, 4] and gone() is None, "the memory of a recording is not kept by who once read it"

@@ -1,1 +1,1 @@
-"""In which order a machine does what the loop says: as the paper prints it, or sooner."""
+"""Engines: in which order, in which precision and by which kernels a machine does what the loop says."""

@@ -28,7 +28,8 @@ from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
 import wise_atta
-from wise_atta import errors, fast
+from wise_atta import errors
+from wise_atta.engine import memory
 from wise_atta.serve import api, trust
 from wise_atta.serve import ledger as db
 from wise_atta.serve.auth import Buckets, Caller, Gate
@@ -617,7 +618,7 @@ async def _give_back() -> None:
     """Give the system back what memory is free, once a minute: batches of many sizes leave holes that add up."""
     while True:
         await asyncio.sleep(_GIVE_BACK_S)
-        await asyncio.to_thread(fast.release_memory)
+        await asyncio.to_thread(memory.release_memory)
 
 
 def _feeder(stream: Stream) -> Callable[[Event | None], None]:

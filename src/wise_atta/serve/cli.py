@@ -21,9 +21,10 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from wise_atta import errors, fast, typed
+from wise_atta import errors, typed
 from wise_atta.adapter import Context
 from wise_atta.data import models
+from wise_atta.engine import memory
 from wise_atta.serve import auth
 from wise_atta.serve.config import Limits, Settings, is_loopback
 from wise_atta.serve.ledger import Ledger, Token
@@ -136,7 +137,7 @@ def run(model: str, settings: Settings, host: str, port: int) -> None:
         require_tokens(settings.database, host)
     _hush()
     # One heap for all threads: with one for each, every one of them keeps what its thread once needed, in pieces.
-    fast.keep_memory()
+    memory.keep_memory()
     service = Service(models.load(model), settings)
     try:
         listener = listen(host, port)

@@ -9,301 +9,49 @@ swap, and a replica is used by one thread at a time: a forward sees one version,
 from __future__ import annotations
 
 import contextlib
-import copy
 import fnmatch
 import functools
 import threading
-import types
 import weakref
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.checkpoint import CheckpointError
 
-from wise_atta import errors, fast
-from wise_atta.fast import Precision
-from wise_atta.graphs import Graphs
+from wise_atta import errors
+from wise_atta.engine import moments, recomputing
+from wise_atta.engine import precision as precisions
+from wise_atta.engine.first_layer import First
+from wise_atta.engine.graphs import Graphs
+from wise_atta.engine.precision import Precision
+from wise_atta.model.copies import (
+    check_head,
+    checksum,
+    copy_whole,
+    find_head,
+    is_norm,
+    outside_inference_mode,
+    some_values,
+    unwrap,
+)
+from wise_atta.model.forward import Forward, Pass, Work
+from wise_atta.model.layout import Gradients, Layout, Spec, Version
+from wise_atta.model.replica import Replica, RunOptions
+from wise_atta.model.statistics import (
+    Blend,
+    Mixture,
+    Rebias,
+    Renorm,
+    Samples,
+    Statistics,
+    StatisticsMode,
+    batch_moments,
+    hooked,
+)
 from wise_atta.stream import Inputs, leaves, size, tree_map
-
-StatisticsMode: TypeAlias = Literal["batch", "source", "mixed", "ema", "renorm"]
-Spec: TypeAlias = str | Sequence[str]
-# By group: one tensor each, or the whole group as a slice of a flat vector.
-Gradients: TypeAlias = Mapping[str, Sequence[Tensor] | Tensor]
-
-# Offsets in a flat vector are multiples of this, so that every view starts on a 256-byte boundary (float32).
-_ALIGN = 64
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Mean and variance of every BatchNorm layer in one vector, layer after layer.
-
-    `batch` is the number of samples if the variances are the unbiased ones of a batch, as the BatchNorm kernel
-    leaves them; None if they are to be used as they are. `before` is the moving average that they follow, if any.
-    `moments` are those of the batch itself where it was normalised by a moving average that has yet to follow it.
-    """
-
-    values: Tensor
-    batch: int | None = None
-    before: Tensor | None = None
-    moments: Tensor | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"values": self.values.detach().cpu().clone(), "batch": self.batch}
-
-
-@dataclass(eq=False)
-class Forward:
-    """What one pass over a batch gave, with its graph if there is one.
-
-    `scored` is the prediction that counts where a method's is not the logits, once it was computed. `prepared` is what
-    an objective worked out while the device was still busy with the forward, `early` the gradients of an update that
-    was begun then: the graph is used up. `first` is what the first layer gave, for another forward of the same inputs.
-    """
-
-    inputs: Inputs
-    logits: Tensor
-    features: Tensor
-    version: Version
-    statistics: Statistics | None = None
-    scored: Tensor | None = None
-    prepared: Any = None
-    early: Gradients | None = None
-    first: fast.First | None = None
-
-
-@dataclass(eq=False)
-class _Pass:
-    """What the network itself gave: of a forward that is recorded, the memory that each replay fills."""
-
-    logits: Tensor
-    features: Tensor
-    statistics: Statistics | None
-    first: fast.First | None
-
-
-@dataclass
-class Work:
-    """How often the network was run: forwards of all kinds, those of them with a graph, backwards."""
-
-    forwards: int = 0
-    gradient_forwards: int = 0
-    backwards: int = 0
-
-    def __sub__(self, other: Work) -> Work:
-        return Work(
-            self.forwards - other.forwards,
-            self.gradient_forwards - other.gradient_forwards,
-            self.backwards - other.backwards,
-        )
-
-
-class Version:
-    """One immutable set of values for the adapted tensors: a flat vector and named views of it."""
-
-    def __init__(self, flat: Tensor, layout: Layout, grad: bool = True) -> None:
-        self.flat = flat
-        self.layout = layout
-        self._grad = grad
-        self._tensors: dict[int, dict[str, Tensor]] = {}
-        self._whole: dict[int, Tensor] = {}
-
-    @property
-    def whole(self) -> Tensor:
-        """All values as one leaf, which a recorded network takes in place of the views."""
-        if not self._whole:
-            self._whole.setdefault(0, self.flat.detach().requires_grad_(True))
-        return self._whole[0]
-
-    @property
-    def tensors(self) -> dict[str, Tensor]:
-        """The views, made when they are first asked for: a recorded network takes the vector alone."""
-        if not self._tensors:
-            views = self.layout.views(self.flat)
-            if self._grad:
-                for tensor in views.values():
-                    tensor.requires_grad_(True)
-            # Of two threads that ask at once, both get the same leaves.
-            self._tensors.setdefault(0, views)
-        return self._tensors[0]
-
-
-def wide(values: Tensor) -> Tensor:
-    """Values that others add up to: those of half precision in float32, others as they are."""
-    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where each adapted tensor lies in the flat vector, and which slice each group of them takes."""
-
-    shapes: dict[str, torch.Size]
-    offsets: dict[str, int]
-    groups: dict[str, tuple[str, ...]]
-    slices: dict[str, slice]
-    total: int
-    pieces: tuple[int, ...] = field(repr=False)
-
-    @staticmethod
-    def of(groups: Mapping[str, Sequence[str]], shapes: Mapping[str, torch.Size]) -> Layout:
-        offset, offsets, slices, pieces = 0, {}, {}, []
-        for group, names in groups.items():
-            start = offset
-            for name in names:
-                offsets[name] = offset
-                values = shapes[name].numel()
-                padding = -values % _ALIGN
-                pieces += [values, padding] if padding else [values]
-                offset += values + padding
-            slices[group] = slice(start, offset)
-        return Layout(
-            shapes={name: shapes[name] for name in offsets},
-            offsets=offsets,
-            groups={group: tuple(names) for group, names in groups.items()},
-            slices=slices,
-            total=offset,
-            pieces=tuple(pieces),
-        )
-
-    def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Named views of a flat vector, cut loose from its graph."""
-        # One call cuts values and padding apart: a vector needs no view of its own.
-        parts = iter(torch.split_with_sizes(flat.detach(), self.pieces) if self.pieces else ())
-        found: dict[str, Tensor] = {}
-        for name, shape in self.shapes.items():
-            part = next(parts)
-            found[name] = part if len(shape) == 1 else part.view(shape)
-            if shape.numel() % _ALIGN:
-                next(parts)
-        return found
-
-    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """A new flat vector with these values; padding is zero."""
-        first = next(iter(tensors.values()))
-        flat = torch.zeros(self.total, dtype=first.dtype, device=first.device)
-        for name, view in self.views(flat).items():
-            view.copy_(tensors[name].detach())
-        return flat
-
-
-class _Replica:
-    """A structural copy of the user's module: its own module objects, the user's frozen tensors."""
-
-    def __init__(self, model: nn.Module, head: str, adapted: Sequence[str], how: _How) -> None:
-        self.module = _copy_structure(model)
-        self.module.eval()
-        for part in self.module.modules():
-            if "grad_checkpointing" in vars(part):
-                # timm's own, in eval mode too: blocks would run again after they were bound to another version.
-                vars(part)["grad_checkpointing"] = False
-        modules = dict(self.module.named_modules())
-        self.head = modules[head]
-        self.features: Tensor | None = None
-        self.lease: weakref.ref[fast.Lease] | None = None
-        self._widens = how.precision == "bf16"
-        self.head.register_forward_pre_hook(self._keep_features, with_kwargs=True)
-        self.norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
-        # Layers without running statistics (None) always normalise by the batch.
-        self.source_buffers = [(norm.running_mean, norm.running_var) for norm in self.norms]
-        for norm in self.norms:
-            norm.num_batches_tracked = None
-            norm.track_running_stats = True
-            if isinstance(norm, nn.SyncBatchNorm):
-                # As a plain layer: what other processes predict on at the same time is none of this stream's.
-                norm.forward = types.MethodType(_BatchNorm.forward, norm)  # type: ignore[method-assign]
-        wanted = set(adapted)
-        # A tied parameter has several places and one name: the first.
-        first_name: dict[int, str] = {}
-        self.places: list[tuple[dict[str, Any], str, str, Convert | None]] = []
-        for path, module in modules.items():
-            for key, parameter in module._parameters.items():
-                if parameter is None:
-                    continue
-                name = first_name.setdefault(id(parameter), f"{path}.{key}" if path else key)
-                convert = how.conversion(module, self.head, parameter)
-                if name in wanted:
-                    self.places.append((module._parameters, key, name, convert))
-                elif convert is not None:
-                    # By place, not by name: a tied tensor may be needed in two precisions.
-                    narrow = how.frozen(f"{path}.{key}", parameter.data, convert)
-                    module._parameters[key] = nn.Parameter(narrow, requires_grad=False)
-        self._set_up(modules, how)
-
-    def _adapts(self, layer: nn.Module) -> bool:
-        return layer is self.head or any(own is layer._parameters for own, *_ in self.places)
-
-    def _set_up(self, modules: Mapping[str, nn.Module], how: _How) -> None:
-        self.first = fast.FirstLayer(self.module, self._adapts, how.compile)
-        self.in_place = fast.InPlace(self.module, how.compile)
-        if self._widens:
-            fast.without_autocast(self.head, how.device)
-        if how.quick and not how.compile:
-            for norm in self.norms:
-                fast.quicken(norm) if how.reorders else fast.straight(norm)
-        for name in how.blocks:
-            fast.recompute(modules[name], lambda: None if self.lease is None else self.lease())
-        self.run: Callable[..., Any] = torch.compile(self.module, dynamic=False) if how.compile else self.module
-
-    def _keep_features(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._widens:
-            args, kwargs = tuple(map(fast.widen, args)), {name: fast.widen(value) for name, value in kwargs.items()}
-        self.features = args[0] if args else next(iter(kwargs.values()))
-        return args, kwargs
-
-    def bind(self, tensors: Mapping[str, Tensor]) -> None:
-        for parameters, key, name, convert in self.places:
-            parameters[key] = tensors[name] if convert is None else convert(tensors[name])
-
-
-Convert: TypeAlias = Callable[[Tensor], Tensor]
-
-
-@dataclass(eq=False)
-class _How:
-    """How replicas run: in which precision and memory format, compiled, with which blocks recomputed.
-
-    Frozen tensors that must be converted for it are converted once, for all replicas.
-    """
-
-    device: torch.device
-    precision: Precision | None
-    channels_last: bool
-    compile: bool
-    blocks: tuple[str, ...]
-    _frozen: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def quick(self) -> bool:
-        return self.precision is not None or self.channels_last or self.compile
-
-    @property
-    def reorders(self) -> bool:
-        """Whether batch statistics are summed in an order that suits the CPU. Never unless something was asked for."""
-        return self.quick and self.device.type == "cpu" and not self.compile
-
-    def conversion(self, module: nn.Module, head: nn.Module, parameter: Tensor) -> Convert | None:
-        """What is done to a parameter before the layer uses it, if anything."""
-        narrow = self.precision == "bf16" and parameter.is_floating_point() and not fast.kept_in_fp32(module, head)
-        turn = self.channels_last and parameter.dim() == 4
-        if not narrow and not turn:
-            return None
-
-        def convert(tensor: Tensor) -> Tensor:
-            tensor = tensor.bfloat16() if narrow else tensor
-            return fast.channels_last(tensor) if turn else tensor
-
-        return convert
-
-    def frozen(self, place: str, tensor: Tensor, convert: Convert) -> Tensor:
-        if place not in self._frozen:
-            self._frozen[place] = convert(tensor)
-        return self._frozen[place]
 
 
 class Classifier:
@@ -376,11 +124,11 @@ class Classifier:
             raise errors.BadConfig("classes must be indices of the model's classes, at least two, none of them twice")
         if prior < 0 or not 0 < ema_weight <= 1:
             raise errors.BadConfig(f"prior must be ≥ 0 and ema_weight in (0, 1], not {prior} and {ema_weight}")
-        self.model = _unwrap(model)
+        self.model = unwrap(model)
         self.statistics: StatisticsMode = statistics
         self.prior = prior
         self.ema_weight = ema_weight
-        self.head_name = _find_head(self.model) if head is None else _check_head(self.model, head)
+        self.head_name = find_head(self.model) if head is None else check_head(self.model, head)
         self.classes = None if classes is None else torch.as_tensor(list(classes), dtype=torch.long)
         self._normal = None if mean is None or std is None else (torch.tensor(mean), torch.tensor(std))
         self._ready: tuple[Tensor, Tensor] | None = None
@@ -390,11 +138,11 @@ class Classifier:
         self._parameters = dict(self.model.named_parameters())
         reference = next(iter(self._parameters.values()))
         self.device, self.dtype = reference.device, reference.dtype
-        blocks = fast.check_blocks(self.model, checkpointing)
+        blocks = recomputing.check_blocks(self.model, checkpointing)
         self.has_batch_norm = any(isinstance(m, _BatchNorm) for m in self.model.modules())
         self._check_how(precision, compile, graphs, bool(blocks))
-        self._how = _How(self.device, precision, channels_last, compile, blocks)
-        self._free: list[_Replica] = [self._new_replica()]
+        self._how = RunOptions(self.device, precision, channels_last, compile, blocks)
+        self._free: list[Replica] = [self._new_replica()]
         # A leased replica comes back when its graph dies, which may be while this thread holds the lock.
         self._lock = threading.RLock()
         self._head_checked = False
@@ -475,7 +223,7 @@ class Classifier:
             return {
                 names[f"{path}.{key}" if path else key]
                 for path, module in self.model.named_modules()
-                if _is_norm(module)
+                if is_norm(module)
                 for key, _ in module.named_parameters(recurse=False)
             }
         if term == "last-norm":
@@ -579,14 +327,14 @@ class Classifier:
         The first is of all source values that adapt, the second of a few values of every tensor of the model.
         """
         values = self.source_flat().cpu().contiguous()
-        few = [_few(tensor) for tensor in (*self.model.parameters(), *self.model.buffers()) if tensor.numel()]
+        few = [some_values(tensor) for tensor in (*self.model.parameters(), *self.model.buffers()) if tensor.numel()]
         return {
             "groups": {group: list(names) for group, names in self.layout.groups.items()},
             "shapes": {name: list(shape) for name, shape in self.layout.shapes.items()},
             "dtype": str(values.dtype),
             "classes": None if self.classes is None else self.classes.tolist(),
-            "source": _checksum(values),
-            "network": _checksum(torch.cat(few).cpu()) if few else 0,
+            "source": checksum(values),
+            "network": checksum(torch.cat(few).cpu()) if few else 0,
         }
 
     # -- running it ---------------------------------------------------------------------------------------------
@@ -626,7 +374,7 @@ class Classifier:
         self.work.forwards += 1
         self.work.gradient_forwards += grad
         with torch.inference_mode(False), torch.set_grad_enabled(grad), self._products():
-            inputs = tree_map(_outside_inference_mode, inputs)
+            inputs = tree_map(outside_inference_mode, inputs)
             if statistics is None and self._graphs is not None and self._head_checked:
                 replayed = self._replay(self._graphs, inputs, version, running, grad, beside)
                 if replayed is not None:
@@ -643,8 +391,8 @@ class Classifier:
         statistics: Statistics | Literal["source"] | None,
         running: Tensor | None,
         keep: bool = True,
-        first: fast.First | None = None,
-    ) -> _Pass:
+        first: First | None = None,
+    ) -> Pass:
         with contextlib.ExitStack() as stack:
             replica = stack.enter_context(self._replica())
             replica.bind(tensors)
@@ -652,7 +400,7 @@ class Classifier:
             lease = None
             if self._how.blocks and torch.is_grad_enabled():
                 # The backward runs blocks of this replica again: until then it must stay as it is.
-                lease = fast.Lease(stack.pop_all().close)
+                lease = recomputing.Lease(stack.pop_all().close)
                 replica.lease = weakref.ref(lease)
             with replica.first.known(first, keeps=self.repeats):
                 output = self._call(replica, inputs)
@@ -662,11 +410,9 @@ class Classifier:
             if not self._head_checked:
                 self._check_output(replica, features, output)
         assert features is not None
-        return _Pass(self._subset(output), features, used, first)
+        return Pass(self._subset(output), features, used, first)
 
-    def _record(
-        self, inputs: Inputs, tensors: dict[str, Tensor], running: Tensor | None, first: fast.First | None
-    ) -> _Pass:
+    def _record(self, inputs: Inputs, tensors: dict[str, Tensor], running: Tensor | None, first: First | None) -> Pass:
         with self._products():
             return self._run(inputs, tensors, None, running, first=first)
 
@@ -693,13 +439,13 @@ class Classifier:
         return Forward(inputs, logits, features, version, used)
 
     def _products(self) -> contextlib.AbstractContextManager[None]:
-        return fast.products(self._how.precision, self.device)
+        return precisions.products(self._how.precision, self.device)
 
     def head(self, features: Tensor, version: Version | None = None) -> Tensor:
         """Logits from features, with the head of a version (the live one if not given)."""
         with torch.inference_mode(False), self._products(), self._replica() as replica:
             replica.bind((self.live if version is None else version).tensors)
-            features = _outside_inference_mode(features)
+            features = outside_inference_mode(features)
             if not torch.is_autocast_enabled(features.device.type):
                 # Features of a forward under autocast may be used outside of it.
                 features = features.to(next(replica.head.parameters(), features).dtype)
@@ -793,7 +539,7 @@ class Classifier:
             )
         return count
 
-    def _call(self, replica: _Replica, inputs: Inputs) -> Tensor:
+    def _call(self, replica: Replica, inputs: Inputs) -> Tensor:
         """The network's output. Inputs stay as they are: the user's own, and other forwards take them too."""
         if self._spoils:
             return self._output(replica, tree_map(torch.clone, inputs))
@@ -811,15 +557,15 @@ class Classifier:
                 leaf[once].copy_(values[once])
         return self._call(replica, inputs)
 
-    def _output(self, replica: _Replica, inputs: Inputs) -> Tensor:
+    def _output(self, replica: Replica, inputs: Inputs) -> Tensor:
         inputs = self._normalise(inputs)
         if self._how.precision == "bf16":
             inputs = tree_map(lambda leaf: leaf.bfloat16() if leaf.is_floating_point() else leaf, inputs)
         if self._how.channels_last:
-            inputs = tree_map(fast.channels_last, inputs)
+            inputs = tree_map(precisions.channels_last, inputs)
         replica.in_place.set(torch.is_grad_enabled())
         try:
-            with fast.lowered(self._how.precision, self.device):
+            with precisions.lowered(self._how.precision, self.device):
                 if isinstance(inputs, Tensor):
                     replica.first.enters(inputs)
                     output = replica.run(inputs)
@@ -866,7 +612,7 @@ class Classifier:
             self._columns = self.classes.to(output.device)
         return output[:, self._columns]
 
-    def _check_output(self, replica: _Replica, features: Tensor | None, output: Tensor) -> None:
+    def _check_output(self, replica: Replica, features: Tensor | None, output: Tensor) -> None:
         """head(features) must be the logits: otherwise selection and the head step would work on something else."""
         if output.shape[1] == 1:
             raise errors.BadInput(
@@ -900,11 +646,11 @@ class Classifier:
             f"head='…'. Linear layers with {output.shape[1]} outputs: {', '.join(fitting) or 'none'}"
         )
 
-    def _new_replica(self) -> _Replica:
-        return _Replica(self.model, self.head_name, list(self.layout.shapes), self._how)
+    def _new_replica(self) -> Replica:
+        return Replica(self.model, self.head_name, list(self.layout.shapes), self._how)
 
     @contextlib.contextmanager
-    def _replica(self) -> Iterator[_Replica]:
+    def _replica(self) -> Iterator[Replica]:
         with self._lock:
             replica = self._free.pop() if self._free else None
         if replica is None:
@@ -921,7 +667,7 @@ class Classifier:
     @contextlib.contextmanager
     def _normalising(
         self,
-        replica: _Replica,
+        replica: Replica,
         given: Statistics | Literal["source"] | None,
         count: int,
         running: Tensor | None,
@@ -931,11 +677,11 @@ class Classifier:
         if not replica.norms:
             yield None
         elif isinstance(given, Statistics):
-            pairs = self._pairs(_outside_inference_mode(given.values))
+            pairs = self._pairs(outside_inference_mode(given.values))
             self._bind(replica, pairs, training=False)
             # Late samples are normalised as in the batch that asked: the kernel left unbiased variances there.
-            rebias = None if given.batch is None else _Rebias(given.batch / count, [var for _, var in pairs])
-            with _hooked(replica.norms, rebias):
+            rebias = None if given.batch is None else Rebias(given.batch / count, [var for _, var in pairs])
+            with hooked(replica.norms, rebias):
                 yield given
         elif given == "source" or self.statistics == "source":
             for norm, (mean, var) in zip(replica.norms, replica.source_buffers, strict=True):
@@ -962,7 +708,7 @@ class Classifier:
             # Layers that a forward leaves out keep what they had.
             moments = self._source_or_zero() if running is None else running.clone()
             self._use(replica, self._scratch() if running is None else running, training=running is None)
-            with _hooked(replica.norms, _Renorm(running is not None, self._pairs(moments))):
+            with hooked(replica.norms, Renorm(running is not None, self._pairs(moments))):
                 yield Statistics(moments if running is None else running, moments=moments)
         else:
             if self.statistics == "ema":
@@ -973,13 +719,13 @@ class Classifier:
             used = before.clone()
             pairs = self._pairs(used)
             self._bind(replica, pairs, training=False)
-            with _hooked(replica.norms, _Blend(self._pairs(before), weight, self._moments, pairs)):
+            with hooked(replica.norms, Blend(self._pairs(before), weight, self._moments, pairs)):
                 yield Statistics(used, before=before)
 
     def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and biased variance of a layer's input."""
-        quick = fast.moments(x) if self._how.reorders else None
-        return _batch_moments(x) if quick is None else quick
+        quick = moments.moments(x) if self._how.reorders else None
+        return batch_moments(x) if quick is None else quick
 
     def commit(self, used: Statistics | None) -> None:
         """Let a moving average follow the statistics of a batch, once."""
@@ -1017,10 +763,10 @@ class Classifier:
         parts = [part.data for part in torch.split_with_sizes(values, sizes)]
         return list(zip(parts[::2], parts[1::2], strict=True))
 
-    def _use(self, replica: _Replica, values: Tensor, training: bool = False) -> None:
+    def _use(self, replica: Replica, values: Tensor, training: bool = False) -> None:
         self._bind(replica, self._pairs(values), training)
 
-    def _bind(self, replica: _Replica, pairs: Sequence[tuple[Tensor | None, ...]], training: bool) -> None:
+    def _bind(self, replica: Replica, pairs: Sequence[tuple[Tensor | None, ...]], training: bool) -> None:
         for norm, (mean, var) in zip(replica.norms, pairs, strict=True):
             # Past nn.Module's own bookkeeping, which costs as much as a kernel for each of four values a layer.
             norm.__dict__["training"], norm.__dict__["momentum"] = training, 1.0
@@ -1043,14 +789,14 @@ class Classifier:
         BatchNorm layers normalise as they do here: with the batch, the source, the moving average (with
         ``"renorm"`` the batch as long as there is none) or the mixture.
         """
-        module = _copy_whole(self.model).eval()
+        module = copy_whole(self.model).eval()
         version = self.live if version is None else version
         with torch.no_grad():
             for name, parameter in module.named_parameters():
                 if name in version.tensors:
                     parameter.copy_(version.tensors[name])
         norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
-        samples = _Samples()
+        samples = Samples()
         if self.statistics == "mixed" and norms:
             module.register_forward_pre_hook(samples, with_kwargs=True)
         for index, norm in enumerate(norms):
@@ -1061,7 +807,7 @@ class Classifier:
                 norm.running_mean, norm.running_var = mean.clone(), var.clone()
             elif self.statistics == "mixed":
                 assert norm.running_mean is not None and norm.running_var is not None
-                norm.register_forward_pre_hook(_Mixture(norm.running_mean, norm.running_var, self.prior, samples))
+                norm.register_forward_pre_hook(Mixture(norm.running_mean, norm.running_var, self.prior, samples))
         return module
 
     def __repr__(self) -> str:
@@ -1069,219 +815,3 @@ class Classifier:
             f"Classifier({type(self.model).__name__}, head={self.head_name!r}, statistics={self.statistics!r}, "
             f"adapted={ {group: len(names) for group, names in self.layout.groups.items()} })"
         )
-
-
-# -- BatchNorm hooks ------------------------------------------------------------------------------------------------
-
-
-def _batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance over everything but the channels, outside the graph."""
-    x = x.detach()
-    if x.dtype in (torch.bfloat16, torch.float16):
-        if x.is_cuda:
-            mean, inverse = torch.batch_norm_stats(x, 0.0)  # float32, without a copy of x in float32
-            return mean, inverse.square().reciprocal()
-        x = x.float()
-    var, mean = torch.var_mean(x, dim=[0, *range(2, x.dim())], correction=0)
-    return mean, var
-
-
-class _Blend:
-    """Normalise by (1 − w)·before + w·batch, layer by layer. Gradients take the statistics as constants."""
-
-    def __init__(
-        self,
-        before: list[tuple[Tensor, Tensor]],
-        weight: float,
-        moments: Callable[[Tensor], tuple[Tensor, Tensor]],
-        used: list[tuple[Tensor, Tensor]],
-    ) -> None:
-        self.before = before
-        self.weight = weight
-        self.moments = moments
-        self.used = used
-
-    def __call__(self, index: int, norm: _BatchNorm, x: Tensor) -> None:
-        for name, before, own, used in zip(
-            ("running_mean", "running_var"), self.before[index], self.moments(x), self.used[index], strict=True
-        ):
-            # Tensors of their own: a layer that is called again must not write over what its first call saved.
-            norm._buffers[name] = blend = torch.lerp(before, own.to(before), self.weight)
-            used.copy_(blend)
-
-
-class _Renorm:
-    """Batch renormalisation, layer by layer: x̂ = (x − μ_B)/σ_B·r + d with r = σ_B/σ and d = (μ_B − μ)/σ.
-
-    μ and σ are the running statistics, r and d constants: the value is that of μ and σ, the gradient goes through the
-    batch. The layer itself normalises with μ and σ, whatever it does afterwards, so it is given an input of the same
-    value whose gradient goes through μ_B and σ_B. The first batch has no running statistics, and nothing to do.
-    """
-
-    def __init__(self, running: bool, moments: list[tuple[Tensor, Tensor]]) -> None:
-        self.running = running
-        self.moments = moments
-
-    def __call__(self, index: int, norm: _BatchNorm, x: Tensor) -> Tensor | None:
-        var, mean = torch.var_mean(x, dim=[0, *range(2, x.dim())], correction=0, keepdim=True)
-        self.moments[index][0].copy_(mean.detach().flatten())
-        self.moments[index][1].copy_(var.detach().flatten())
-        if not self.running:
-            return None
-        sigma = (var + norm.eps).sqrt()
-        return (x - mean) / sigma * sigma.detach() + mean.detach()
-
-
-class _Rebias:
-    """Turn the unbiased variances of a batch into the biased ones that it was normalised with.
-
-    `times` is how many times more samples it had than the inputs at hand: a layer may see more rows than samples.
-    """
-
-    def __init__(self, times: float, unbiased: Sequence[Tensor]) -> None:
-        self.times = times
-        self.unbiased = unbiased
-
-    def __call__(self, index: int, norm: _BatchNorm, x: Tensor) -> None:
-        count = self.times * (x.numel() // x.shape[1])
-        norm._buffers["running_var"] = self.unbiased[index] * ((count - 1) / count)
-
-
-class _Samples:
-    """Notes how many samples an exported module is called with: a layer inside may see more rows than that."""
-
-    count = 0
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.count = size([*args, *kwargs.values()])
-
-
-class _Mixture:
-    """The same mixture as `_Blend` for an exported module: a hook that can be pickled."""
-
-    def __init__(self, mean: Tensor, var: Tensor, prior: int, samples: _Samples) -> None:
-        self.mean, self.var, self.prior, self.samples = mean.clone(), var.clone(), prior, samples
-
-    def __call__(self, norm: nn.Module, args: tuple[Any, ...]) -> None:
-        mean, var = _batch_moments(args[0])
-        weight = self.samples.count / (self.samples.count + self.prior)
-        assert isinstance(norm.running_mean, Tensor)
-        kind = norm.running_mean  # device and precision are the module's, wherever it was moved
-        norm.running_mean = torch.lerp(self.mean.to(kind), mean.to(kind), weight)
-        norm.running_var = torch.lerp(self.var.to(kind), var.to(kind), weight)
-
-
-@contextlib.contextmanager
-def _hooked(norms: Sequence[nn.Module], before: Callable[[int, Any, Tensor], Tensor | None] | None) -> Iterator[None]:
-    """Run `before(index, layer, input)` before every layer's forward; what it gives, if anything, is the new input."""
-    handles = []
-    if before is not None:
-        for index, norm in enumerate(norms):
-            handles.append(norm.register_forward_pre_hook(lambda m, args, i=index: before(i, m, args[0])))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-# -- the user's module ------------------------------------------------------------------------------------------------
-
-
-def _copy_structure(model: nn.Module) -> nn.Module:
-    """A copy of the module tree that shares every tensor with it.
-
-    Parameters are seen through detached twins, which use the same memory but never collect a gradient.
-    """
-    found = [tensor for module in model.modules() for tensor in _held(vars(module))]
-    shared: dict[int, Any] = {
-        id(t): nn.Parameter(t.detach(), requires_grad=False) if isinstance(t, nn.Parameter) else t for t in found
-    }
-    return _copied(model, shared)
-
-
-def _copy_whole(model: nn.Module) -> nn.Module:
-    """A copy of the module with tensors of its own; those that a forward left in it are cut loose from their graph."""
-    found = [tensor for module in model.modules() for tensor in _held(vars(module))]
-    return _copied(model, {id(t): t.detach().clone() for t in found if not t.is_leaf})
-
-
-def _held(value: object) -> Iterator[Tensor]:
-    """The tensors that a module keeps in its attributes."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _held(item)
-
-
-def _copied(model: nn.Module, known: dict[int, Any]) -> nn.Module:
-    try:
-        return copy.deepcopy(model, known)
-    except torch.OutOfMemoryError:
-        raise
-    except (TypeError, RuntimeError) as error:
-        raise errors.BadConfig(
-            f"the model cannot be copied: {error}. Keep what cannot be (locks, open files, …) out of the module, or "
-            "give it a __deepcopy__"
-        ) from error
-
-
-def _unwrap(model: nn.Module) -> nn.Module:
-    if isinstance(model, torch.jit.ScriptModule):
-        raise errors.BadConfig("a scripted module cannot be adapted: give the module it was made from")
-    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        return _unwrap(model.module)
-    if any(map(nn.parameter.is_lazy, (*model.parameters(), *model.buffers()))):
-        raise errors.BadConfig("layers of the model have no shape yet: run it once on a batch, then adapt it")
-    inner = getattr(model, "_orig_mod", None)
-    return _unwrap(inner) if isinstance(inner, nn.Module) else model
-
-
-def _is_norm(module: nn.Module) -> bool:
-    if isinstance(module, _BatchNorm | nn.LayerNorm | nn.GroupNorm | _InstanceNorm):
-        return True
-    # Norm layers of other libraries (RMSNorm and the like) go by their name and a vector of weights.
-    if "norm" not in type(module).__name__.lower():
-        return False
-    weight = module._parameters.get("weight")
-    return weight is not None and weight.dim() == 1
-
-
-def _find_head(model: nn.Module) -> str:
-    names = {id(module): name for name, module in model.named_modules()}
-    declared = getattr(model, "get_classifier", None)
-    if callable(declared):
-        head = declared()
-        if isinstance(head, nn.Linear) and id(head) in names:
-            return str(names[id(head)])
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if not linear:
-        raise errors.HeadNotFound(
-            "the model has no linear layer, so no head was found. Name the layer that turns features into logits "
-            f"with head='…'. Layers: {', '.join(name for name, _ in model.named_modules() if name)}"
-        )
-    return str(linear[-1])
-
-
-def _check_head(model: nn.Module, name: str) -> str:
-    known = [n for n, _ in model.named_modules() if n]
-    if name not in known:
-        raise errors.HeadNotFound(str(errors.unknown("layer", name, known)))
-    return name
-
-
-def _checksum(values: Tensor) -> int:
-    return zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0
-
-
-def _few(tensor: Tensor) -> Tensor:
-    """Some values of a tensor, without reading all of it."""
-    tensor = tensor.detach()
-    while tensor.dim() > 1:
-        tensor = tensor[..., 0]
-    return tensor.reshape(-1)[:16].double()
-
-
-def _outside_inference_mode(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor.is_inference() else tensor

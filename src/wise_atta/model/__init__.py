@@ -1,0 +1,23 @@
+"""Any network seen as features and a head, with few tensors that adapt and all others shared."""
+
+from wise_atta.model.classifier import Classifier
+from wise_atta.model.forward import Forward, Work
+from wise_atta.model.layout import Gradients, Layout, Spec, Version, wide
+from wise_atta.model.statistics import Mixture as _Mixture  # modules that 0.1 exported and pickled name them here
+from wise_atta.model.statistics import Samples as _Samples
+from wise_atta.model.statistics import Statistics, StatisticsMode
+
+__all__ = [
+    "Classifier",
+    "Forward",
+    "Gradients",
+    "Layout",
+    "Spec",
+    "Statistics",
+    "StatisticsMode",
+    "Version",
+    "Work",
+    "_Mixture",
+    "_Samples",
+    "wide",
+]
