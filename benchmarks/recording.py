@@ -29,7 +29,7 @@ import torchvision
 
 import wise_atta as wa
 from wise_atta import methods, who
-from wise_atta.adapter import Adapter
+from wise_atta.loop import Adapter
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.place import device_name
 from wise_atta.bench.record import Folder

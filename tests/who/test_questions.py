@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+import wise_atta.who.desk as desk_module
 from core import nets
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor
 
-import wise_atta.who.desk as desk_module
 import wise_atta.who.query as query_module
 from wise_atta import adapt, errors
 from wise_atta.stream import Batch

@@ -50,8 +50,8 @@ class Direct:
     selector: Selector
     questions: Questions
 
-    def look(self, inputs: Inputs, number: int, age: int, *, want: int, learn: bool) -> Seen:
-        """Run the network on a batch, and score it if up to `want` questions may be asked about it."""
+    def look(self, inputs: Inputs, number: int, age: int, *, want: int, count: int, learn: bool) -> Seen:
+        """Run the network on a batch of `count`, and score it if up to `want` questions may be asked about it."""
         forward = self.model.forward(inputs, grad=learn and self._needs_graph(want))
         view = self._view(forward, number, age)
         numbers = [all_finite(inputs, forward.logits).double()]

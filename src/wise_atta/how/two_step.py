@@ -14,7 +14,7 @@ from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective
 from wise_atta.how.optimizer import Optimizer, check_pull, check_rate
 from wise_atta.how.update import Update, lean_to_batch, skipped
-from wise_atta.model import Classifier, Forward, Gradients, Spec, Version
+from wise_atta.model import Classifier, Forward, Spec, Version
 
 Head: TypeAlias = Literal["full", "bias", "none"]
 _HEADS: dict[str, Spec] = {"full": "head", "bias": "head.bias"}

@@ -13,7 +13,7 @@ import fnmatch
 import functools
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import CheckpointError
 
 from wise_atta import errors
-from wise_atta.engine import moments, recomputing
+from wise_atta.engine import host, moments, recomputing
 from wise_atta.engine import precision as precisions
 from wise_atta.engine.first_layer import First
 from wise_atta.engine.graphs import Graphs
@@ -521,6 +521,20 @@ class Classifier:
     def quick(self) -> bool:
         """Whether it was asked to be fast, so that sums may be taken in another order than usual."""
         return self._how.quick or self._graphs is not None
+
+    def send(self, numbers: Tensor) -> Callable[[], list[float]]:
+        """Set a few numbers of a batch on their way to the host: the first tells whether all of it is finite.
+
+        What is given waits for them.
+        """
+        (places,), wait = host.send([numbers])
+
+        def arrived() -> list[float]:
+            wait()
+            values: list[float] = places.tolist()
+            return values
+
+        return arrived
 
     def check(self, inputs: Inputs) -> int:
         """Refuse inputs that cannot be predicted on; otherwise the number of samples."""

@@ -25,9 +25,9 @@ from typing import Any, Final
 
 from wise_atta import errors
 from wise_atta.who.annotators import Annotator, Callback, Direct, Oracle, Teacher
-from wise_atta.who.questions import Answered, Context, Counts, Questions
 from wise_atta.who.inbox import Inbox
 from wise_atta.who.query import CANT_TELL, SKIP, Answer, AnswerLike, Query, Verdict, as_batch
+from wise_atta.who.questions import Answered, Context, Counts, Questions
 from wise_atta.who.wrappers import Between, Delay, Delayed, Geometric, Noisy, Poisson, Wrapper
 
 __all__ = [

@@ -418,11 +418,9 @@ class Questions:
         left = {*stale, *(item.id for item in timely[_LATE:])}
         return [item for item in answered if item.id not in left], stale
 
-    def weight(self, item: Answered, number: int, now: int) -> float:
-        """What a label counts: less, the older it is."""
-        if self.late_weight is None or item.query.batch == number:
-            return item.answer.weight
-        return item.answer.weight / (1 + item.age_at(now) / self.late_weight)
+    def weight_of(self, item: Answered, now: int) -> float:
+        """What a late label counts: less, the older it is."""
+        return item.answer.weight / (1 if self.late_weight is None else 1 + item.age_at(now) / self.late_weight)
 
     def learned(self, ids: Iterable[str], number: int | None = None) -> None:
         """The labels of these pending questions have been learned; only their labels are remembered from now on.
@@ -504,11 +502,15 @@ class Questions:
 
     # -- keeping it -----------------------------------------------------------------------------------------------
 
-    def reset(self) -> None:
-        """Forget everything, counts included."""
+    def forget(self) -> None:
+        """Forget every question, counts included."""
         self._open, self._pending, self._fresh = {}, {}, []
         self._closed = Closed(self._closed.remember)
         self._counts = asdict(Counts())
+
+    def reset(self) -> None:
+        """The same, for whoever answers, too."""
+        self.forget()
         if self.annotator is not None:
             self.annotator.reset()
 
