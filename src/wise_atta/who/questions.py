@@ -538,7 +538,7 @@ class Questions:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state. Raises `StateMismatch`, and changes nothing, if it is not one of these questions'."""
+        """Go on from a saved state. Raises `StateMismatch`, and changes nothing, if it is no such state."""
         move = _shared(_to_host)
         with loading("the questions of an adapter"):
             classes, counts = state["classes"], Counts(**state["counts"])
