@@ -13,7 +13,7 @@ import contextlib
 import functools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -36,7 +36,8 @@ from wise_atta.how import (
 )
 from wise_atta.loop import Adapter
 from wise_atta.model import Classifier, Forward, Statistics, Version, wide
-from wise_atta.model.replica import Replica
+from wise_atta.model.batch_norms import BatchNorms
+from wise_atta.model.statistics import BatchMode, EmaMode, MixedMode
 from wise_atta.prediction import Prediction
 from wise_atta.stream import Batch, Inputs, leaves
 from wise_atta.who import Answer, AnswerLike, Query, Questions
@@ -107,6 +108,11 @@ class Ranks:
         # The spread inside the shares and that between them: exact, where E[x²] − E[x]² would cancel.
         var = ((variances + (means - mean).square()) * counts).sum(dim=0) / total
         return mean, var, total
+
+    def constant_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and biased variance over the rows of all ranks, outside the graph."""
+        mean, var, _ = self.moments(wide(x.detach()))
+        return mean, var
 
 
 def _all_but_channels(x: Tensor) -> list[int]:
@@ -200,7 +206,10 @@ class SharedClassifier(Classifier):
         self.ranks = Ranks(group)
         super().__init__(model, **options)
         self._shares: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._total = 0
+        if isinstance(self.mode, BatchMode):
+            self.mode = SharedBatchMode(self.ranks)
+        elif isinstance(self.mode, MixedMode | EmaMode):
+            self.mode = replace(self.mode, moments=self.ranks.constant_moments)
 
     def check(self, inputs: Inputs) -> int:
         """Refuse a share that cannot be predicted on, in every process at once; otherwise the size of the batch."""
@@ -239,6 +248,10 @@ class SharedClassifier(Classifier):
         shares: tuple[int, ...] = self._shares[leaves(inputs)[0]]
         return shares
 
+    def samples(self, inputs: Inputs) -> int:
+        """How many rows the batch has, over all ranks."""
+        return sum(self.shares(inputs))
+
     def own(self, inputs: Inputs) -> slice:
         """Where in the batch this rank's rows are."""
         return _span(self.ranks.rank, self.shares(inputs))
@@ -275,7 +288,6 @@ class SharedClassifier(Classifier):
     ) -> Forward:
         """Run the network on this rank's share; logits and features are those of the whole batch."""
         shares = self.shares(inputs)
-        self._total = sum(shares)
         part = super().forward(
             inputs, version=version, statistics=statistics, running=running, grad=grad, beside=beside
         )
@@ -305,33 +317,24 @@ class SharedClassifier(Classifier):
         summed = iter(torch.split_with_sizes(total, [grad.numel() for grad in grads]))
         return {group: [next(summed).view_as(grad) for grad in found[group]] for group in groups}
 
+
+@dataclass(frozen=True)
+class SharedBatchMode(BatchMode):
+    """The statistics of the batch over all ranks."""
+
+    ranks: Ranks
+
     @contextlib.contextmanager
-    def _normalising(
-        self,
-        replica: Replica,
-        given: Statistics | Literal["source"] | None,
-        count: int,
-        running: Tensor | None,
-        keep: bool = True,
-    ) -> Iterator[Statistics | None]:
-        shared = given is None and bool(replica.norms)
-        if not shared or self.statistics != "batch":
-            with super()._normalising(replica, given, self._total if shared else count, running) as used:
-                yield used
-            return
-        scratch = self._scratch()
-        self._use(replica, scratch)
-        for norm in replica.norms:
+    def set_up(self, norms: BatchNorms, count: int, running: Tensor | None, keep: bool) -> Iterator[Statistics]:
+        scratch = norms.zeros()
+        norms.bind(norms.pairs(scratch), training=False)
+        for norm in norms.layers:
             norm.forward = functools.partial(_normalise, norm, self.ranks)  # type: ignore[method-assign]
         try:
-            yield Statistics(scratch, batch=self._total)
+            yield Statistics(scratch, batch=count)
         finally:
-            for norm in replica.norms:
+            for norm in norms.layers:
                 del norm.forward
-
-    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean, var, _ = self.ranks.moments(wide(x.detach()))
-        return mean, var
 
 
 def _normalise(norm: _BatchNorm, ranks: Ranks, x: Tensor) -> Tensor:

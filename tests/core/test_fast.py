@@ -159,7 +159,7 @@ def test_a_tied_head_keeps_its_precision_under_bf16() -> None:
 
 def test_frozen_tensors_are_converted_once_for_all_replicas() -> None:
     classifier = make(precision="bf16", channels_last=True).classifier
-    first, second = classifier._new_replica(), classifier._new_replica()
+    first, second = classifier.replicas.make(), classifier.replicas.make()
     pairs = zip(first.module.named_parameters(), second.module.named_parameters(), strict=True)
     assert all(a.data_ptr() == b.data_ptr() for (name, a), (_, b) in pairs if name not in classifier.layout.shapes)
 
@@ -365,7 +365,7 @@ def test_activations_in_place_copy_nothing_for_the_backward_where_nobody_can_tel
     net = Relies(activation).eval()
     x = torch.randn(6, 3, 8, 8)
     classifier = Classifier(net, statistics="batch")
-    with classifier._replica() as replica:
+    with classifier.replicas.take() as replica:
         seen: Any = replica.module.get_submodule("seen")
     with Kernels() as kernels:
         forward = classifier.forward(x, grad=True)
@@ -516,7 +516,7 @@ def test_a_replica_whose_blocks_will_run_again_is_nobody_elses_until_then() -> N
     alone.learn(again, {query.id: nets.truth(query) for query in again.queries})
     assert distance(adapter, alone) == 0
     play(adapter, 6)
-    assert 1 <= len(adapter.classifier._free) <= 3, "leased ones come back, so that there are never many"
+    assert 1 <= len(adapter.classifier.replicas.free) <= 3, "leased ones come back, so that there are never many"
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-Spec: TypeAlias = str | Sequence[str]
 # By group: one tensor each, or the whole group as a slice of a flat vector.
 Gradients: TypeAlias = Mapping[str, Sequence[Tensor] | Tensor]
 
@@ -88,13 +87,13 @@ class Layout:
         """Named views of a flat vector, cut loose from its graph."""
         # One call cuts values and padding apart: a vector needs no view of its own.
         parts = iter(torch.split_with_sizes(flat.detach(), self.pieces) if self.pieces else ())
-        found: dict[str, Tensor] = {}
+        views: dict[str, Tensor] = {}
         for name, shape in self.shapes.items():
             part = next(parts)
-            found[name] = part if len(shape) == 1 else part.view(shape)
+            views[name] = part if len(shape) == 1 else part.view(shape)
             if shape.numel() % _ALIGN:
                 next(parts)
-        return found
+        return views
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """A new flat vector with these values; padding is zero."""

@@ -1,12 +1,13 @@
-"""Replicas: structural copies of the user's module that share its frozen tensors, and how they run."""
+"""Replicas: structural copies of the user's module that share its frozen tensors, each used by one thread at a time."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import types
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +16,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from wise_atta.engine import moments, precision, recomputing
 from wise_atta.engine.first_layer import FirstLayer
 from wise_atta.engine.in_place import InPlace
-from wise_atta.engine.precision import Precision
+from wise_atta.model.batch_norms import BatchNorms
 from wise_atta.model.copies import copy_structure
+from wise_atta.model.run_options import Convert, RunOptions
 
 
 class Replica:
     """A structural copy of the user's module: its own module objects, the user's frozen tensors."""
 
-    def __init__(self, model: nn.Module, head: str, adapted: Sequence[str], how: RunOptions) -> None:
+    def __init__(self, model: nn.Module, head: str, adapted: Collection[str], options: RunOptions) -> None:
         self.module = copy_structure(model)
         self.module.eval()
         for part in self.module.modules():
@@ -33,18 +35,15 @@ class Replica:
         self.head = modules[head]
         self.features: Tensor | None = None
         self.lease: weakref.ref[recomputing.Lease] | None = None
-        self._widens = how.precision == "bf16"
+        self._widens = options.precision == "bf16"
         self.head.register_forward_pre_hook(self._keep_features, with_kwargs=True)
-        self.norms = [m for m in self.module.modules() if isinstance(m, _BatchNorm)]
-        # Layers without running statistics (None) always normalise by the batch.
-        self.source_buffers = [(norm.running_mean, norm.running_var) for norm in self.norms]
-        for norm in self.norms:
+        self.norms = BatchNorms(self.module, options)
+        for norm in self.norms.layers:
             norm.num_batches_tracked = None
             norm.track_running_stats = True
             if isinstance(norm, nn.SyncBatchNorm):
                 # As a plain layer: what other processes predict on at the same time is none of this stream's.
                 norm.forward = types.MethodType(_BatchNorm.forward, norm)  # type: ignore[method-assign]
-        wanted = set(adapted)
         # A tied parameter has several places and one name: the first.
         first_name: dict[int, str] = {}
         self.places: list[tuple[dict[str, Any], str, str, Convert | None]] = []
@@ -53,84 +52,63 @@ class Replica:
                 if parameter is None:
                     continue
                 name = first_name.setdefault(id(parameter), f"{path}.{key}" if path else key)
-                convert = how.conversion(module, self.head, parameter)
-                if name in wanted:
+                convert = options.conversion(module, self.head, parameter)
+                if name in adapted:
                     self.places.append((module._parameters, key, name, convert))
                 elif convert is not None:
                     # By place, not by name: a tied tensor may be needed in two precisions.
-                    narrow = how.frozen(f"{path}.{key}", parameter.data, convert)
+                    narrow = options.frozen(f"{path}.{key}", parameter.data, convert)
                     module._parameters[key] = nn.Parameter(narrow, requires_grad=False)
-        self._set_up(modules, how)
+        self._set_up(modules, options)
 
     def _adapts(self, layer: nn.Module) -> bool:
         return layer is self.head or any(own is layer._parameters for own, *_ in self.places)
 
-    def _set_up(self, modules: Mapping[str, nn.Module], how: RunOptions) -> None:
-        self.first = FirstLayer(self.module, self._adapts, how.compile)
-        self.in_place = InPlace(self.module, how.compile)
+    def _set_up(self, modules: Mapping[str, nn.Module], options: RunOptions) -> None:
+        self.first = FirstLayer(self.module, self._adapts, options.compile)
+        self.in_place = InPlace(self.module, options.compile)
         if self._widens:
-            precision.without_autocast(self.head, how.device)
-        if how.quick and not how.compile:
-            for norm in self.norms:
-                moments.quicken(norm) if how.reorders else precision.straight(norm)
-        for name in how.blocks:
+            precision.without_autocast(self.head, options.device)
+        if options.quick and not options.compile:
+            for norm in self.norms.layers:
+                moments.quicken(norm) if options.reorders else precision.straight(norm)
+        for name in options.blocks:
             recomputing.recompute(modules[name], lambda: None if self.lease is None else self.lease())
-        self.run: Callable[..., Any] = torch.compile(self.module, dynamic=False) if how.compile else self.module
+        compiles = options.compile
+        self.run: Callable[..., Any] = torch.compile(self.module, dynamic=False) if compiles else self.module
 
     def _keep_features(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._widens:
-            args, kwargs = (
-                tuple(map(precision.widen, args)),
-                {name: precision.widen(value) for name, value in kwargs.items()},
-            )
+            args = tuple(map(precision.widen, args))
+            kwargs = {name: precision.widen(value) for name, value in kwargs.items()}
         self.features = args[0] if args else next(iter(kwargs.values()))
         return args, kwargs
 
     def bind(self, tensors: Mapping[str, Tensor]) -> None:
+        """Let the adapted tensors take these values."""
         for parameters, key, name, convert in self.places:
             parameters[key] = tensors[name] if convert is None else convert(tensors[name])
 
 
-Convert: TypeAlias = Callable[[Tensor], Tensor]
+class Replicas:
+    """The replicas in which the same tensors adapt: as many as there were forwards at one time."""
 
+    def __init__(self, make: Callable[[], Replica]) -> None:
+        self.make = make
+        self.free = [make()]
+        # A leased replica comes back when its graph dies, which may be while this thread holds the lock.
+        self._lock = threading.RLock()
 
-@dataclass(eq=False)
-class RunOptions:
-    """How replicas run: in which precision and memory format, compiled, with which blocks recomputed.
-
-    Frozen tensors that must be converted for it are converted once, for all replicas.
-    """
-
-    device: torch.device
-    precision: Precision | None
-    channels_last: bool
-    compile: bool
-    blocks: tuple[str, ...]
-    _frozen: dict[str, Tensor] = field(default_factory=dict)
-
-    @property
-    def quick(self) -> bool:
-        return self.precision is not None or self.channels_last or self.compile
-
-    @property
-    def reorders(self) -> bool:
-        """Whether batch statistics are summed in an order that suits the CPU. Never unless something was asked for."""
-        return self.quick and self.device.type == "cpu" and not self.compile
-
-    def conversion(self, module: nn.Module, head: nn.Module, parameter: Tensor) -> Convert | None:
-        """What is done to a parameter before the layer uses it, if anything."""
-        narrow = self.precision == "bf16" and parameter.is_floating_point() and not precision.kept_in_fp32(module, head)
-        turn = self.channels_last and parameter.dim() == 4
-        if not narrow and not turn:
-            return None
-
-        def convert(tensor: Tensor) -> Tensor:
-            tensor = tensor.bfloat16() if narrow else tensor
-            return precision.channels_last(tensor) if turn else tensor
-
-        return convert
-
-    def frozen(self, place: str, tensor: Tensor, convert: Convert) -> Tensor:
-        if place not in self._frozen:
-            self._frozen[place] = convert(tensor)
-        return self._frozen[place]
+    @contextlib.contextmanager
+    def take(self) -> Iterator[Replica]:
+        """A replica that nobody else uses until the end of this."""
+        with self._lock:
+            replica = self.free.pop() if self.free else None
+        if replica is None:
+            replica = self.make()
+        try:
+            yield replica
+        finally:
+            replica.features = None
+            with self._lock:
+                self.free.append(replica)
