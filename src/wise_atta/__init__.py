@@ -3,7 +3,7 @@
 from wise_atta import errors, how, methods, signals, what, when, who
 from wise_atta.adapter import Adapter, Prediction, Step
 from wise_atta.anchor import Anchor
-from wise_atta.engine.memory import keep_memory
+from wise_atta.fast import keep_memory
 from wise_atta.guard import Guard
 from wise_atta.model import Classifier
 from wise_atta.stream import Batch, Stream
