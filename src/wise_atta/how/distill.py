@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from wise_atta import errors, signals
 from wise_atta.anchor import Anchor
-from wise_atta.how.filters import trust
 from wise_atta.how.labels import Labels
 from wise_atta.how.optimizer import Optimizer, check_rate
 from wise_atta.how.replay import Draw, Replay, stack
 from wise_atta.how.update import Update, skipped
 from wise_atta.model import Classifier, Forward, Spec
+from wise_atta.signals import trust
 from wise_atta.stream import Inputs, tree_map
 from wise_atta.who import Query
 
