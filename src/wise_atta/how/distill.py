@@ -37,6 +37,8 @@ class Tutor:
     def __init__(
         self, teacher: nn.Module | Classifier, *, lr: float = 2.5e-4, momentum: float = 0.9, below: float = 0.4
     ) -> None:
+        if teacher is None:
+            raise errors.BadConfig("there is no teacher: give teacher=, a stronger model of the same classes")
         if not isinstance(teacher, nn.Module | Classifier):
             raise errors.BadConfig(f"the teacher must be a module or a Classifier, not {type(teacher).__name__}")
         check_rate(lr)
