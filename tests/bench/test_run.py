@@ -21,8 +21,8 @@ from PIL import Image
 from wise_atta import errors, rng, who
 from wise_atta.bench import run as runs
 from wise_atta.bench.experiment import Experiment
-from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.record import Folder, read_json, read_parquet, unpack_bits, unpack_numbers
+from wise_atta.bench.stream_cache import Held, Shelf
 from wise_atta.bench.table import rows
 from wise_atta.bench.verify import verify
 from wise_atta.data import models, open_stream, train

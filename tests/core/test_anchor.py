@@ -60,8 +60,8 @@ def test_the_anchor_keeps_one_vector_and_shares_the_rest() -> None:
     anchor.start(classifier.live)
     assert set(anchor.version.tensors) == set(classifier.layout.shapes)
     classifier.forward(nets.batch(), version=anchor.version)
-    assert len(classifier._free) == 1, "the anchor's forward takes no module of its own"
-    replica = classifier._free[0].module
+    assert len(classifier.replicas.free) == 1, "the anchor's forward takes no module of its own"
+    replica = classifier.replicas.free[0].module
     assert replica.conv1.weight.data_ptr() == net.conv1.weight.data_ptr()
     (kept,) = anchor.state_dict().values()
     assert kept.numel() == classifier.layout.total

@@ -14,7 +14,8 @@ import torch
 from needs import missing
 from torch import Tensor, nn
 
-from wise_atta import adapt, fast
+from wise_atta import adapt
+from wise_atta.engine import memory, moments
 
 
 def pictures(*shape: int, shift: float = 0.0) -> Tensor:
@@ -25,7 +26,7 @@ def pictures(*shape: int, shift: float = 0.0) -> Tensor:
 @pytest.mark.parametrize("shift", [0.0, 1.0, 30.0, -3000.0])
 def test_moments_are_right_however_far_the_mean_is_from_zero(shape: tuple[int, ...], shift: float) -> None:
     x = pictures(*shape, shift=shift)
-    found = fast.moments(x)
+    found = moments.moments(x)
     assert found is not None
     dims = [0, *range(2, x.dim())]
     var, mean = torch.var_mean(x.double(), dims, correction=0)
@@ -36,7 +37,7 @@ def test_moments_are_right_however_far_the_mean_is_from_zero(shape: tuple[int, .
 def test_a_channel_that_never_changes_has_no_variance() -> None:
     x = pictures(4, 3, 6, 6)
     x[:, 1] = 0.1
-    found = fast.moments(x)
+    found = moments.moments(x)
     assert found is not None and found[1][1].item() < 1e-12
     assert found[1].min().item() >= 0
 
@@ -52,7 +53,7 @@ def test_a_channel_that_never_changes_has_no_variance() -> None:
     ],
 )
 def test_what_torch_sums_well_itself_is_left_to_it(x: Tensor) -> None:
-    assert fast.moments(x) is None
+    assert moments.moments(x) is None
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -62,7 +63,7 @@ def test_a_quickened_layer_is_the_layer(affine: bool, momentum: float) -> None:
     if affine:
         nn.init.normal_(plain.weight, generator=torch.Generator().manual_seed(4))
     quick = copy.deepcopy(plain)
-    fast.quicken(quick)
+    moments.quicken(quick)
     results = []
     for norm in (plain, quick):
         x = pictures(8, 5, 12, 12, shift=0.5).requires_grad_(True)
@@ -92,13 +93,13 @@ def test_a_net_of_such_layers_agrees_with_the_plain_way_and_leaves_the_plain_way
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), NormThenClip(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
     used: list[int] = []
-    whole: Callable[[Tensor], tuple[Tensor, Tensor] | None] = fast.moments
+    whole: Callable[[Tensor], tuple[Tensor, Tensor] | None] = moments.moments
 
     def counted(x: Tensor) -> tuple[Tensor, Tensor] | None:
         used.append(1)
         return whole(x)
 
-    monkeypatch.setattr(fast, "moments", counted)
+    monkeypatch.setattr(moments, "moments", counted)
     logits = {}
     for name, options in {"plain": {}, "quick": {"precision": "fp32"}}.items():
         used.clear()
@@ -155,7 +156,7 @@ print(json.dumps(seen | {"kept": faults(), "kept in a thread": in_a_thread(), "l
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
     """What a process saw that kept its memory from some moment on."""
-    if fast._glibc() is None:
+    if memory._glibc() is None:
         if sys.platform == "linux":
             missing("this system's C library is not glibc")
         pytest.skip("only Linux has glibc")
@@ -184,8 +185,8 @@ def test_where_there_is_no_glibc_nothing_is_done(monkeypatch: pytest.MonkeyPatch
     def unknown(name: str) -> str:
         raise ValueError("unrecognized configuration name")
 
-    monkeypatch.setattr(fast.os, "confstr", unknown, raising=False)
-    assert fast.keep_memory() is False
-    fast.release_memory()
-    monkeypatch.delattr(fast.os, "confstr")
-    assert fast.keep_memory() is False
+    monkeypatch.setattr(memory.os, "confstr", unknown, raising=False)
+    assert memory.keep_memory() is False
+    memory.release_memory()
+    monkeypatch.delattr(memory.os, "confstr")
+    assert memory.keep_memory() is False

@@ -48,7 +48,7 @@ def agree(plain: Adapter, fast: Adapter, kind: str = "batch-norm", steps: int = 
 def recorded(adapter: Adapter) -> list[str]:
     graphs = adapter.classifier._graphs
     assert graphs is not None
-    return sorted(graphs._plans)
+    return sorted(graphs._recordings)
 
 
 @pytest.mark.parametrize("kind", ["batch-norm", "tokens", "text"])

@@ -483,7 +483,7 @@ class Sometimes(nn.Module):
 @pytest.mark.parametrize("mode", ["ema", "renorm"])
 def test_a_layer_that_was_left_out_keeps_its_average(mode: Any) -> None:
     classifier = Classifier(nets.trained(Sometimes), statistics=mode)
-    source = classifier._source_statistics()
+    source = classifier.network.norms.source(mode)
     for number in range(1, 4):
         classifier.commit(classifier.forward(nets.batch("tabular", number)).statistics)
     assert classifier.running is not None
@@ -777,15 +777,15 @@ class WithExtras(nets.BatchNormCnn):
 
 
 def replicas(classifier: Classifier) -> list[nn.Module]:
-    return [replica.module for replica in classifier._free]
+    return [replica.module for replica in classifier.replicas.free]
 
 
 def test_replicas_share_every_frozen_tensor() -> None:
     net = nets.trained(WithExtras)
     classifier = Classifier(net)
     gate = threading.Barrier(3)
-    wait = classifier._call
-    classifier._call = lambda *args: (gate.wait(), wait(*args))[1]  # type: ignore[method-assign]
+    wait = classifier.network._call
+    classifier.network._call = lambda *args: (gate.wait(), wait(*args))[1]  # type: ignore[method-assign]
     threads = [threading.Thread(target=classifier.forward, args=[nets.batch()]) for _ in range(3)]
     for thread in threads:
         thread.start()

@@ -21,9 +21,9 @@ from wise_atta.serve import ledger as db
 from wise_atta.serve.batcher import Job
 from wise_atta.serve.batcher import Reply as Served
 from wise_atta.serve.config import Settings
-from wise_atta.serve.intake import write_npy
 from wise_atta.serve.service import Service, Stream
 from wise_atta.serve.state import State
+from wise_atta.serve.uploads import write_npy
 
 
 def small_model() -> SourceModel:

@@ -31,8 +31,8 @@ from wise_atta import errors
 from wise_atta.serve import auth, cli
 from wise_atta.serve import ledger as db
 from wise_atta.serve.config import Limits
-from wise_atta.serve.intake import read_npy
-from wise_atta.serve.shield import Patient, Shield
+from wise_atta.serve.middleware import Patient, Shield
+from wise_atta.serve.uploads import read_npy
 
 OCTETS = {"content-type": "application/octet-stream"}
 

@@ -23,8 +23,8 @@ from wise_atta import rng
 from wise_atta.serve import ledger as db
 from wise_atta.serve.client import Client, Refused
 from wise_atta.serve.config import build
-from wise_atta.serve.intake import Intake
 from wise_atta.serve.state import Audit, State, unpack
+from wise_atta.serve.uploads import Intake
 
 # Two hundred are a matter of minutes: WISE_ATTA_KILLS=200. With `-s` each part says what it saw.
 KILLS = int(os.environ.get("WISE_ATTA_KILLS", "20"))

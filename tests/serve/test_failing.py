@@ -20,22 +20,22 @@ import numpy as np
 import pytest
 import torch
 from serve.parts import comes_back, crash, database, pictures, same, send, settings, settled, small_model
-from serve.test_people import answer
 from serve.test_revoke import EVERY, assert_set, fill
+from serve.test_trust import answer
 from serve.web import png, post, running
 from sqlalchemy import event, func, insert, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from torch import Tensor, nn
 
 from wise_atta import errors
-from wise_atta.serve import learner, people, state
+from wise_atta.serve import learner, state, trust
 from wise_atta.serve import ledger as db
 from wise_atta.serve import service as service_module
 from wise_atta.serve.batcher import Job, Stopping
-from wise_atta.serve.intake import write_npy
-from wise_atta.serve.retain import backup, prune, restore
+from wise_atta.serve.retention import backup, prune, restore
 from wise_atta.serve.service import Service, Stream
 from wise_atta.serve.state import Event, Outcome
+from wise_atta.serve.uploads import write_npy
 
 
 class Odd(nn.Module):
@@ -209,7 +209,7 @@ def test_questions_of_a_batch_that_cannot_be_learned_are_asked_and_charged(tmp_p
         name = session.scalars(select(db.Question.id)).first()
     assert name is not None
     # A late label is learned in a batch of its own, which this model cannot take.
-    write, said = people.answer, [people.Said("default", name, 1)]
+    write, said = trust.answer, [trust.Said("default", name, 1)]
     (event_,) = service.ledger.write(lambda s: write(s, "ann", said, 4)).result(30)
     stream.learner.feed(event_)
     for number in range(4, 8):
@@ -317,7 +317,7 @@ def test_an_expired_question_does_not_come_back_when_its_held_answer_is_rejected
         held = db.Reply(stream="default", query=question.id, by="ann", at=0.0, label=1, status="held")
         session.add(held)
         session.flush()
-        people.review(session, [held.id], accept=False)
+        trust.review(session, [held.id], accept=False)
         session.refresh(question)
         return question.state
 

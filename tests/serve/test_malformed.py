@@ -29,8 +29,8 @@ from serve.web import npy
 
 from wise_atta.serve import ledger as db
 from wise_atta.serve.config import build
-from wise_atta.serve.intake import Intake
 from wise_atta.serve.state import Audit, State, unpack
+from wise_atta.serve.uploads import Intake
 
 # The whole of it is a matter of minutes: WISE_ATTA_FUZZ=10000. With `-s` it says what it saw.
 REQUESTS = int(os.environ.get("WISE_ATTA_FUZZ", "400"))

@@ -23,10 +23,10 @@ from wise_atta.serve import ledger as db
 from wise_atta.serve import service as service_module
 from wise_atta.serve.batcher import Full, Job
 from wise_atta.serve.config import Limits
-from wise_atta.serve.intake import write_npy
-from wise_atta.serve.retain import backup, restore
+from wise_atta.serve.retention import backup, restore
 from wise_atta.serve.service import Service
 from wise_atta.serve.state import pack
+from wise_atta.serve.uploads import write_npy
 
 
 def test_a_reply_is_in_the_log_and_its_batch_is_learned(tmp_path: Path) -> None:

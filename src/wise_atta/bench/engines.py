@@ -25,8 +25,8 @@ import torch
 
 from wise_atta import errors
 from wise_atta.bench.experiment import Experiment
-from wise_atta.bench.hold import Shelf
 from wise_atta.bench.run import run
+from wise_atta.bench.stream_cache import Shelf
 
 Engine = Literal["inline", "process", "ray"]
 Result = dict[str, Any] | errors.WiseAttaError

@@ -20,17 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wise_atta import errors, fast, host, methods, rng, when, who
-from wise_atta.adapter import Adapter, Prediction, Step
+from wise_atta import errors, methods, rng, when, who
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, whole
-from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.inputs import other_inputs
 from wise_atta.bench.place import differences, surroundings
 from wise_atta.bench.record import Folder, claimed, pack_bits, pack_numbers, read_json, there
 from wise_atta.bench.source import load
+from wise_atta.bench.stream_cache import Held, Shelf
 from wise_atta.data import Dataset, StreamSpec, models, open_dataset, open_stream
 from wise_atta.data.streams import DataStream, PictureStream
+from wise_atta.engine import host, memory
+from wise_atta.loop import Adapter
 from wise_atta.model import Classifier, StatisticsMode, Work
+from wise_atta.prediction import Prediction, Step
 from wise_atta.stream import Batch
 from wise_atta.wrap import adapt
 
@@ -497,7 +499,7 @@ class Peak:
             self._start: int | None = torch.cuda.memory_allocated(device)
         else:
             # What an earlier run or the making of the method left free would count as there from the start.
-            fast.release_memory()
+            memory.release_memory()
             with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back; Linux only
             self._start = _process_memory("VmRSS")
@@ -618,7 +620,7 @@ def pick_device(name: str) -> torch.device:
 def settings(experiment: Experiment) -> Iterator[None]:
     """Threads and deterministic mode for a run's time. On a CPU the process also keeps its memory, from then on."""
     if pick_device(experiment.device).type == "cpu":
-        fast.keep_memory()
+        memory.keep_memory()
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     flags = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     # Deterministic mode also fills every new tensor, a kernel each, to expose reads of memory never written to.

@@ -20,14 +20,14 @@ from typing import Any, TypeAlias
 
 from wise_atta import errors
 from wise_atta.bench import engines
-from wise_atta.bench.chance import family, nudged, summarise
 from wise_atta.bench.experiment import Experiment, read_cards, whole
-from wise_atta.bench.hold import Shelf
 from wise_atta.bench.inputs import other_inputs
+from wise_atta.bench.nudges import family, nudged, summarise
 from wise_atta.bench.place import decisive, surroundings
 from wise_atta.bench.record import claimed, read_json, write_cards, write_json
 from wise_atta.bench.run import NUDGE, pick_device
 from wise_atta.bench.runs import change_bundle
+from wise_atta.bench.stream_cache import Shelf
 from wise_atta.bench.verify import experiment_of, not_due, once, within
 
 # Told after every run: the card's digest, the number of the nudged run (None: the card's own), and its error.

@@ -11,13 +11,13 @@ from typing import Annotated, Any, cast
 import typer
 
 from wise_atta import errors, methods, typed
-from wise_atta.bench import ablation, chance, delay, no_harm, rivals
+from wise_atta.bench import ablation, delay, no_harm, nudges, rivals
 from wise_atta.bench.engines import Engine
 from wise_atta.bench.experiment import Experiment, card_files, read_cards, read_mapping
-from wise_atta.bench.hold import Shelf
 from wise_atta.bench.record import read_json
 from wise_atta.bench.run import pick_device
 from wise_atta.bench.spread import borrowed, measure, put_spreads, said
+from wise_atta.bench.stream_cache import Shelf
 from wise_atta.bench.sweep import Places, expand, sweep, table
 from wise_atta.bench.terminal import left_out, watched
 from wise_atta.bench.tune import LEARNING_RATES, lay_out, tune
@@ -282,7 +282,7 @@ def spread_command(
 
     if show:
         cards = [card for file in listed for card in cards_in(file)]
-        typer.echo(f"{chance.table(cards)}\n\n{chance.odd_ones(cards)}")
+        typer.echo(f"{nudges.table(cards)}\n\n{nudges.odd_ones(cards)}")
         left_out(problems)
         return
     if borrow:
@@ -302,7 +302,7 @@ def spread_command(
     todo: dict[tuple[str, float], tuple[dict[str, Any], list[Path]]] = {}
     for file in () if borrow or measured_in is not None else listed:
         for card in cards_in(file):
-            if again or len(chance.nudged(card)) < runs:
+            if again or len(nudges.nudged(card)) < runs:
                 todo.setdefault((str(card["digest"]), card["results"]["error"]), (card, []))[1].append(file)
     options: dict[str, Any] = typed.pairs("--fast", fast or [])
     cards = [card for card, _ in todo.values()]

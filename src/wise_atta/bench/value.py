@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from wise_atta import errors, rng, when
 from wise_atta.bench import bootstrap
 from wise_atta.bench.bootstrap import Array
-from wise_atta.bench.chance import all_nudged, combined, nudged, pooled
 from wise_atta.bench.demo import Interval
 from wise_atta.bench.figures import Figure, Panel, Series
+from wise_atta.bench.nudges import all_nudged, combined, nudged, pooled
 from wise_atta.bench.runs import Run, distinct
 from wise_atta.bench.table import markdown
 

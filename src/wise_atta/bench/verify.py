@@ -17,10 +17,10 @@ import numpy as np
 
 from wise_atta import errors
 from wise_atta.bench.experiment import Experiment, check_version
-from wise_atta.bench.hold import Shelf
 from wise_atta.bench.inputs import other_inputs
 from wise_atta.bench.place import differences
 from wise_atta.bench.run import Recorder, build, make_card, pick_device, settings
+from wise_atta.bench.stream_cache import Shelf
 
 # How close the first batch's logits must be on another device, relative to the largest of them. Not to 1 where all are
 # smaller: roid's corrected prior divides logits by the number of classes, and 1e-4 would be a twentieth of them.

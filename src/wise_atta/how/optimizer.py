@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wise_atta import errors, signals
-from wise_atta.model import Classifier, Gradients, Version, wide
+from wise_atta.model import Gradients, Version, Weights, wide
 
 Kind: TypeAlias = Literal["sgd", "adam"]
 Momenta: TypeAlias = dict[str, Tensor]
@@ -35,7 +35,7 @@ class Optimizer:
 
     def __init__(
         self,
-        model: Classifier,
+        model: Weights,
         *,
         kind: Kind = "sgd",
         lr: float = 1e-3,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from wise_atta import errors
-from wise_atta.serve.intake import Sample
+from wise_atta.serve.uploads import Sample
 
 # How many times `max_wait_ms` a picture may wait for others while learning is behind.
 _STRETCH = 2

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from wise_atta.bench.chance import apart, nudged, pooled, standard_error
 from wise_atta.bench.figures import Figure, Panel, Series
+from wise_atta.bench.nudges import apart, nudged, pooled, standard_error
 from wise_atta.bench.paper.gather import TENTHS, Cell, Gathered
 from wise_atta.bench.paper.items import PLACES, Column
 from wise_atta.bench.paper.tables import paper_mean

@@ -12,7 +12,7 @@ from bench.made import made
 from typer.testing import CliRunner
 
 from wise_atta import cli
-from wise_atta.bench.chance import apart, combined, nudged, odd_ones, standard_error, summarise, table
+from wise_atta.bench.nudges import apart, combined, nudged, odd_ones, standard_error, summarise, table
 from wise_atta.bench.record import write_cards
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from wise_atta.fast import First
+from wise_atta.engine.first_layer import First
 from wise_atta.stream import Inputs, leaves, tree_map
 
 _log = logging.getLogger("wise_atta.graphs")
@@ -43,7 +43,7 @@ class Network(Protocol):
     ) -> Recorded: ...
 
 
-# What a plan serves: forwards with a graph, those without, and those without that follow one with a graph.
+# What a recording serves: forwards with a graph, those without, and those without that follow one with a graph.
 Use: TypeAlias = Literal["graph", "plain", "beside"]
 
 
@@ -53,11 +53,12 @@ class _Token:
     done = False
 
 
-class Plan:
+class Recording:
     """One network, recorded for one shape of inputs: a graph of its forward and, with `grad`, one of its backward.
 
     Everything is in memory of its own. A call copies inputs and adapted values in and results out, so nothing that
-    others hold ever changes. A plan `beside` another, for the same inputs right after it, reads what that one left.
+    others hold ever changes. A recording `beside` another, for the same inputs right after it, reads what that one
+    left.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Plan:
         flat: Tensor,
         running: Tensor | None,
         grad: bool,
-        beside: Plan | None = None,
+        beside: Recording | None = None,
     ) -> None:
         self.stream = torch.cuda.current_stream()
         self.beside = beside
@@ -181,11 +182,11 @@ class _Replayed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, plan: Plan, inputs: Inputs, running: Tensor | None, rest: list[Tensor], flat: Tensor
+        ctx: Any, recording: Recording, inputs: Inputs, running: Tensor | None, rest: list[Tensor], flat: Tensor
     ) -> tuple[Tensor, Tensor]:
-        logits, features, found = plan.replay(inputs, flat, running)
+        logits, features, found = recording.replay(inputs, flat, running)
         rest.extend(found)
-        ctx.plan, ctx.token = plan, plan.lend()
+        ctx.recording, ctx.token = recording, recording.lend()
         ctx.set_materialize_grads(False)
         return logits, features
 
@@ -194,30 +195,30 @@ class _Replayed(torch.autograd.Function):
         return None, None, None, None, _gradient(ctx, given)
 
 
-def _plan_of(logits: Tensor) -> Plan | None:
-    """The plan whose forward gave these logits, if they were recorded."""
-    plan = getattr(logits.grad_fn, "plan", None)
-    return plan if isinstance(plan, Plan) else None
+def _recording_of(logits: Tensor) -> Recording | None:
+    """The recording whose forward gave these logits, if they were recorded."""
+    recording = getattr(logits.grad_fn, "recording", None)
+    return recording if isinstance(recording, Recording) else None
 
 
 def _gradient(ctx: Any, given: Sequence[Tensor | None]) -> Tensor:
-    plan: Plan = ctx.plan
-    if not plan.is_last(ctx):
+    recording: Recording = ctx.recording
+    if not recording.is_last(ctx):
         raise RuntimeError("a later forward has taken the memory of this one: its gradient was asked for too late")
-    return plan.backward(given)
+    return recording.backward(given)
 
 
 class Graphs:
     """Records forwards of a network that come again and again in one shape, and replays them.
 
-    One plan at a time for each use. Another shape takes its place if it comes again and again while that of the plan
-    does not come at all. A network that cannot be recorded runs as before.
+    One recording at a time for each use. Another shape takes its place if it comes again and again while that of the
+    recording does not come at all. A network that cannot be recorded runs as before.
     """
 
     def __init__(self, network: Network, views: Callable[[Tensor], dict[str, Tensor]]) -> None:
         self._network = network
         self._views = views
-        self._plans: dict[Use, tuple[Any, Plan]] = {}
+        self._recordings: dict[Use, tuple[Any, Recording]] = {}
         self._seen: dict[Use, Counter[Any]] = {use: Counter() for use in get_args(Use)}
         self._refused = False
         self._lock = threading.RLock()
@@ -231,23 +232,25 @@ class Graphs:
         """
         with self._lock:
             beside = None if grad or same is None else self._left_by(same)
-            plan = self._plan(inputs, flat, running, grad, beside)
-            if plan is None or not plan.fits():
+            recording = self._recording(inputs, flat, running, grad, beside)
+            if recording is None or not recording.fits():
                 return None
             if not grad:
-                return *plan.replay(inputs, flat, running), plan.recorded
+                return *recording.replay(inputs, flat, running), recording.recorded
             rest: list[Tensor] = []
-            logits, features = _Replayed.apply(plan, inputs, running, rest, flat)
-            return logits, features, rest, plan.recorded
+            logits, features = _Replayed.apply(recording, inputs, running, rest, flat)
+            return logits, features, rest, recording.recorded
 
-    def _left_by(self, logits: Tensor) -> Plan | None:
-        """The plan in whose memory the forward of these logits still is."""
-        plan, (_, current) = _plan_of(logits), self._plans.get("graph", (None, None))
-        return plan if plan is not None and plan is current and plan.is_last(logits.grad_fn) else None
+    def _left_by(self, logits: Tensor) -> Recording | None:
+        """The recording in whose memory the forward of these logits still is."""
+        recording, (_, current) = _recording_of(logits), self._recordings.get("graph", (None, None))
+        return (
+            recording if recording is not None and recording is current and recording.is_last(logits.grad_fn) else None
+        )
 
     def pull(self, logits: Tensor, slope: Tensor) -> Tensor | None:
         """The gradient of all adapted values, once, for a slope in the logits; None if they were not recorded."""
-        if _plan_of(logits) is None:
+        if _recording_of(logits) is None:
             return None
         gradient = _gradient(logits.grad_fn, (slope, None))
         self.done()
@@ -255,15 +258,15 @@ class Graphs:
 
     def done(self) -> None:
         """The gradient of the last forward was taken."""
-        if "graph" in self._plans:
-            self._plans["graph"][1].done()
+        if "graph" in self._recordings:
+            self._recordings["graph"][1].done()
 
-    def _plan(
-        self, inputs: Inputs, flat: Tensor, running: Tensor | None, grad: bool, beside: Plan | None
-    ) -> Plan | None:
+    def _recording(
+        self, inputs: Inputs, flat: Tensor, running: Tensor | None, grad: bool, beside: Recording | None
+    ) -> Recording | None:
         use: Use = "graph" if grad else "plain" if beside is None else "beside"
         kind = (_shape(inputs), running is None)
-        known = self._plans.get(use)
+        known = self._recordings.get(use)
         others = self._seen[use]
         if known is not None and known[0] == kind:
             others.clear()
@@ -275,21 +278,21 @@ class Graphs:
         others[kind] += 1
         if others[kind] <= _PATIENCE or (known is not None and not known[1].fits()):
             return None
-        # The old plan's memory is free before the new one takes its own, and so is that of a plan that reads it.
-        self._plans.pop(use, None)
+        # The old recording's memory is free before the new one takes its own, and so is that of one that reads it.
+        self._recordings.pop(use, None)
         if use == "graph":
-            self._plans.pop("beside", None)
+            self._recordings.pop("beside", None)
             self._seen["beside"].clear()
         del known
         try:
-            plan = Plan(self._network, self._views, inputs, flat, running, grad, beside)
+            recording = Recording(self._network, self._views, inputs, flat, running, grad, beside)
         except RuntimeError as error:
             self._refused = True
             _log.warning("the network cannot be recorded as a CUDA graph and runs without: %s", error)
             return None
-        self._plans[use] = (kind, plan)
+        self._recordings[use] = (kind, recording)
         others.clear()
-        return plan
+        return recording
 
 
 def _shape(tree: Inputs) -> Any:

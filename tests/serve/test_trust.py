@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
 from wise_atta.serve import ledger as db
-from wise_atta.serve import people
+from wise_atta.serve import trust
 from wise_atta.serve.service import Service
 
 
@@ -90,7 +90,7 @@ def test_a_clock_that_is_put_back_locks_no_question_away(tmp_path: Path) -> None
 
         def take(by: str, at: float) -> list[str]:
             def write(session: Session) -> list[str]:
-                return [row.id for row in people.lease(session, ["default"], by, limit=50, seconds=60, now=at)[0]]
+                return [row.id for row in trust.lease(session, ["default"], by, limit=50, seconds=60, now=at)[0]]
 
             return service.ledger.write(write).result(30)
 
@@ -251,7 +251,7 @@ def test_whoever_differs_far_more_than_the_others_is_held_for_review(tmp_path: P
 def test_while_an_answer_waits_for_a_review_nobody_elses_is_said_to_be_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(people, "is_suspicious", lambda session, by, now: by == "bad")
+    monkeypatch.setattr(trust, "is_suspicious", lambda session, by, now: by == "bad")
     with running(tmp_path, audit=0) as (client, service):
         boss = token(service, "boss", "admin")
         good, bad = token(service, "good", "annotator"), token(service, "bad", "annotator")
