@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wise_atta import errors
 from wise_atta.anchor import Anchor
-from wise_atta.how.average import Average
+from wise_atta.average import Average
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective
 from wise_atta.how.optimizer import Kind, Optimizer, check_rate

@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from wise_atta import errors, signals
 from wise_atta.anchor import Anchor
-from wise_atta.how.filters import trust
 from wise_atta.how.labels import Labels
 from wise_atta.how.optimizer import Optimizer, check_rate
 from wise_atta.how.replay import Draw, Replay, stack
 from wise_atta.how.update import Update, skipped
 from wise_atta.model import Forward, Spec, Weights
+from wise_atta.signals import trust
 from wise_atta.stream import Inputs, tree_map
 from wise_atta.who import Query
 
@@ -37,6 +37,8 @@ class Tutor:
     def __init__(
         self, teacher: nn.Module | Weights, *, lr: float = 2.5e-4, momentum: float = 0.9, below: float = 0.4
     ) -> None:
+        if teacher is None:
+            raise errors.BadConfig("there is no teacher: give teacher=, a stronger model of the same classes")
         if not isinstance(teacher, nn.Module | Weights):
             raise errors.BadConfig(f"the teacher must be a module or a Classifier, not {type(teacher).__name__}")
         check_rate(lr)
