@@ -23,6 +23,7 @@ from wise_atta import methods, what, when
 from wise_atta.how import Distillation, balance, likelihood_ratio, optimizer, teacher
 from wise_atta.view import View
 
+
 class Granted(when.Policy):
     """Grants each batch the labels that a scenario says."""
 
