@@ -12,10 +12,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -24,7 +23,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from wise_atta import errors
-from wise_atta.adapter import Adapter, Prediction, Step
 from wise_atta.how import (
     Balanced,
     Descend,
@@ -36,11 +34,13 @@ from wise_atta.how import (
     TwoStep,
     Update,
 )
+from wise_atta.loop import Adapter
 from wise_atta.model import Classifier, Forward, Statistics, Version, wide
 from wise_atta.model.batch_norms import BatchNorms
 from wise_atta.model.statistics import BatchMode, EmaMode, MixedMode
+from wise_atta.prediction import Prediction
 from wise_atta.stream import Batch, Inputs, leaves
-from wise_atta.who import AnswerLike, Query
+from wise_atta.who import Answer, AnswerLike, Query, Questions
 
 Group: TypeAlias = "dist.ProcessGroup | Literal['world']"
 
@@ -238,33 +238,37 @@ class SharedClassifier(Classifier):
         self._shares[leaves(inputs)[0]] = shares
         return sum(shares)
 
-    def _shares_of(self, inputs: Inputs) -> tuple[int, ...] | None:
-        """How many rows of the batch each rank has; None for inputs that were not checked as a share."""
-        shares: tuple[int, ...] | None = self._shares.get(leaves(inputs)[0])  # type: ignore[no-untyped-call]
-        return shares
-
-    def samples(self, inputs: Inputs) -> int:
-        """How many rows the batch has, over all ranks."""
-        shares = self._shares_of(inputs)
-        return super().samples(inputs) if shares is None else sum(shares)
+    def send(self, numbers: Tensor) -> Callable[[], list[float]]:
+        """The numbers of all ranks: all is finite where it is so everywhere, the rest is the same in each."""
+        by_rank = torch.stack(self.ranks.gather(numbers)).tolist()
+        return lambda: [min(row[0] for row in by_rank), *by_rank[0][1:]]
 
     def own(self, inputs: Inputs) -> slice:
         """Where in the batch this rank's rows are."""
         return _span(self.ranks.rank, self._shares[leaves(inputs)[0]])
 
-    def forward(self, inputs: Inputs, **options: Any) -> Forward:
-        """Run the network on this rank's share, with logits and features of the whole batch.
+    def samples(self, inputs: Inputs) -> int:
+        """How many rows the batch has, over all ranks."""
+        return sum(self._shares[leaves(inputs)[0]])
 
-        Inputs that were not checked as a share are those of all ranks, the samples of late labels for one.
+    def forward(
+        self, inputs: Inputs, *, statistics: Statistics | Literal["source"] | None = None, **options: Any
+    ) -> Forward:
+        """Run the network once: on this rank's share, or on inputs that all ranks have, such as a late label's.
+
+        Logits and features of a share are those of the whole batch.
         """
-        own = super().forward(inputs, **options)
-        grad, shares = own.logits.requires_grad, self._shares_of(inputs)
+        shares: tuple[int, ...] | None = self._shares.get(leaves(inputs)[0])  # type: ignore[no-untyped-call]
+        if shares is None and statistics is None:
+            # Without BatchNorm there are none; given ones keep the ranks from waiting for each other's moments.
+            statistics = "source"
+        own = super().forward(inputs, statistics=statistics, **options)
         if shares is None:
             # Every rank does the same, and gradients are summed: each counts for its part.
-            logits = own.logits.detach().lerp(own.logits, 1 / self.ranks.size) if grad else own.logits
-            return replace(own, logits=logits)
+            grad = own.logits.requires_grad
+            return replace(own, logits=own.logits.detach().lerp(own.logits, 1 / self.ranks.size)) if grad else own
         self._shares[leaves(own.inputs)[0]] = shares
-        with torch.inference_mode(False), torch.set_grad_enabled(grad):
+        with torch.inference_mode(False), torch.set_grad_enabled(own.logits.requires_grad):
             logits = _Gather.apply(own.logits, self.ranks, shares)
         return replace(own, logits=logits, features=self.ranks.gather_rows(own.features.detach(), shares))
 
@@ -307,6 +311,66 @@ def _normalise(norm: _BatchNorm, ranks: Ranks, x: Tensor) -> Tensor:
     return out
 
 
+class SharedQuestions(Questions):
+    """Questions of a stream that is spread over the ranks of a group: an answer given to any of them reaches all.
+
+    Parameters
+    ----------
+    classifier
+        Whose batches they are about.
+    options
+        As for `Questions`.
+    """
+
+    def __init__(self, classifier: SharedClassifier, **options: Any) -> None:
+        super().__init__(**options)
+        self.classifier = classifier
+        self.ranks = classifier.ranks
+
+    def about(self, batch: Batch, number: int, rows: Sequence[int], logits: Tensor) -> list[Query]:
+        """The questions about these rows of the whole batch; each is made by the rank that has the sample."""
+        if not rows:
+            return []
+        own = self.classifier.own(batch.inputs)
+        problem: Exception | None = None
+        queries: list[Query] = []
+        try:
+            for row in rows:
+                if own.start <= row < own.stop:
+                    query = Query.of(batch, number, row - own.start, logits[own])
+                    queries.append(replace(query, id=f"{number}-{row}", index=row))
+        except errors.WiseAttaError as error:
+            problem = error
+        by_rank = self.ranks.objects((list(rows), queries, problem is not None))
+        if problem is not None:
+            raise problem
+        if any(failed for _, _, failed in by_rank):
+            raise errors.BadInput("another rank cannot ask about a sample of its share: see its own error")
+        if any(theirs != list(rows) for theirs, _, _ in by_rank):
+            raise errors.BadConfig("the ranks chose different samples: run all of them on devices of one kind")
+        by_row = {query.index: query for _, theirs, _ in by_rank for query in theirs}
+        return [by_row[row] for row in rows]
+
+    def read(self, answers: Mapping[str, AnswerLike]) -> dict[str, Answer]:
+        """The answers of all ranks."""
+        if self.classes is None:  # nothing was asked yet, in any rank
+            return super().read(answers)
+        merged: dict[str, AnswerLike] = {}
+        for theirs in self.ranks.objects(dict(answers)):
+            for query_id, answer in theirs.items():
+                before = merged.get(query_id)
+                if before is not None and answer is not None and _label(before) != _label(answer):
+                    raise errors.Conflict(f"two processes answer question {query_id!r} differently: ask once")
+                merged[query_id] = before if answer is None else answer
+        return super().read(merged)
+
+    def show(self, ids: Iterable[str]) -> None:
+        """Somebody has seen these questions, in any process."""
+        if self.classes is not None:
+            ids = [query_id for theirs in self.ranks.objects(list(ids)) for query_id in theirs]
+        super().show(ids)
+
+
 class SharedAdapter(Adapter):
     """An adapter that is one of several: each is given its share of every batch, all ask and learn as one.
 
@@ -319,20 +383,26 @@ class SharedAdapter(Adapter):
         Of the same model in every process.
     update, parts
         As for `Adapter`, and the same in every process.
+    questions
+        Of this classifier.
     """
 
     classifier: SharedClassifier
 
-    def __init__(self, classifier: SharedClassifier, update: Update, **parts: Any) -> None:
+    def __init__(
+        self, classifier: SharedClassifier, update: Update, *, questions: SharedQuestions | None = None, **parts: Any
+    ) -> None:
         _check_supported(update)
         if parts.get("guard") is not None:
             raise errors.BadConfig("guard and group cannot be used together: leave one of them out")
         self.ranks = classifier.ranks
-        self._agree(classifier, update, parts)
-        super().__init__(classifier, update, **parts)
-        self._asked: WeakKeyDictionary[Prediction, list[Query]] = WeakKeyDictionary()
+        questions = SharedQuestions(classifier) if questions is None else questions
+        self._agree(classifier, update, questions, parts)
+        super().__init__(classifier, update, questions=questions, **parts)
 
-    def _agree(self, classifier: SharedClassifier, update: Update, parts: Mapping[str, Any]) -> None:
+    def _agree(
+        self, classifier: SharedClassifier, update: Update, questions: Questions, parts: Mapping[str, Any]
+    ) -> None:
         """Refuse, in every process, to start with options that are not those of the others."""
         here = {
             "model": classifier.fingerprint(),
@@ -340,7 +410,9 @@ class SharedAdapter(Adapter):
             "prior": classifier.prior,
             "ema_weight": classifier.ema_weight,
             "update": _described(update),
-            **{name: _described(part) for name, part in parts.items() if name != "annotator"},
+            **{name: repr(getattr(questions, name)) for name in ("context", "late_weight", "late_limit")},
+            "expires_after": repr(questions.expires_after),
+            **{name: _described(part) for name, part in parts.items()},
         }
         for rank, there in enumerate(self.ranks.objects(here)):
             differ = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
@@ -350,8 +422,6 @@ class SharedAdapter(Adapter):
                     "all processes must adapt the same model in the same way"
                 )
 
-    # -- predict --------------------------------------------------------------------------------------------------
-
     def predict(self, x: Inputs | Batch, *, ask: bool = True, learn: bool = True) -> Prediction:
         """As for `Adapter`, of this rank's share of a batch: `logits` are of its samples, and so are `queries`.
 
@@ -360,7 +430,6 @@ class SharedAdapter(Adapter):
         batch = x if isinstance(x, Batch) else Batch(x)
         out = super().predict(batch, ask=ask, learn=learn)
         own = self.classifier.own(batch.inputs)
-        self._asked[out] = out.queries
         out.logits = out.logits[own]
         out.queries = [
             replace(query, index=query.index - own.start)
@@ -368,65 +437,6 @@ class SharedAdapter(Adapter):
             if own.start <= query.index < own.stop
         ]
         return out
-
-    def _send(self, numbers: Tensor) -> Callable[[], list[float]]:
-        rows = torch.stack(self.ranks.gather(numbers)).tolist()
-        return lambda: [min(row[0] for row in rows), *rows[0][1:]]
-
-    def _questions(self, batch: Batch, number: int, rows: Sequence[int], logits: Tensor) -> list[Query]:
-        own = self.classifier.own(batch.inputs)
-        problem: Exception | None = None
-        queries: list[Query] = []
-        try:
-            for row in rows:
-                if own.start <= row < own.stop:
-                    query = Query.of(batch, number, row - own.start, logits[own])
-                    queries.append(replace(query, id=f"{number}-{row}", index=row))
-        except errors.WiseAttaError as error:
-            problem = error
-        if not rows:
-            return []
-        everywhere = self.ranks.objects((list(rows), queries, problem is not None))
-        if problem is not None:
-            raise problem
-        if any(failed for _, _, failed in everywhere):
-            raise errors.BadInput("another rank cannot ask about a sample of its share: see its own error")
-        if any(theirs != list(rows) for theirs, _, _ in everywhere):
-            raise errors.BadConfig("the ranks chose different samples: run all of them on devices of one kind")
-        by_row = {query.index: query for _, queries, _ in everywhere for query in queries}
-        return [by_row[row] for row in rows]
-
-    # -- learn ----------------------------------------------------------------------------------------------------
-
-    def _learn(self, out: Prediction, answers: Mapping[str, AnswerLike]) -> Step:
-        answers = self._gathered(answers)
-        own, out.queries = out.queries, self._asked.get(out, out.queries)
-        try:
-            return super()._learn(out, answers)
-        finally:
-            out.queries = own
-
-    def answer(self, answers: Mapping[str, AnswerLike]) -> None:
-        """Record answers of all processes, without a batch at hand."""
-        super().answer(self._gathered(answers))
-
-    def show(self, ids: Sequence[str]) -> None:
-        """Note that somebody has seen these questions, in any process."""
-        if self._desk is not None:
-            ids = [query_id for theirs in self.ranks.objects(list(ids)) for query_id in theirs]
-        super().show(ids)
-
-    def _gathered(self, answers: Mapping[str, AnswerLike]) -> dict[str, AnswerLike]:
-        if self._desk is None:
-            return dict(answers)
-        merged: dict[str, AnswerLike] = {}
-        for theirs in self.ranks.objects(dict(answers)):
-            for query_id, answer in theirs.items():
-                before = merged.get(query_id)
-                if before is not None and answer is not None and _label(before) != _label(answer):
-                    raise errors.Conflict(f"two processes answer question {query_id!r} differently: ask once")
-                merged[query_id] = before if answer is None else answer
-        return merged
 
 
 def _label(answer: AnswerLike) -> object:

@@ -18,7 +18,12 @@ def entropy(logits: Tensor) -> Tensor:
     True
     """
     log_p = logits.log_softmax(dim=1)
-    return -(log_p.exp() * log_p).sum(dim=1)
+    return mean_surprise(log_p.exp(), log_p)
+
+
+def mean_surprise(p: Tensor, log_p: Tensor) -> Tensor:
+    """H = −Σ p·log p."""
+    return -(p * log_p).sum(dim=1)
 
 
 def entropy_threshold(classes: int, fraction: float = 0.4) -> float:

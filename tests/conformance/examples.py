@@ -177,7 +177,11 @@ def loop(update: how.Update, dtype: torch.dtype, net: nn.Module | None = None) -
         Classifier(net, adapt=update.adapts),
         update,
         policy=when.Uniform(0.5),
-        annotator=None if isinstance(update, how.Distillation) else who.Delayed(who.Oracle(Truth()), who.Between(0, 2)),
+        questions=who.Questions(
+            annotator=None
+            if isinstance(update, how.Distillation)
+            else who.Delayed(who.Oracle(Truth()), who.Between(0, 2))
+        ),
         anchor=Anchor(),
     )
 

@@ -20,9 +20,10 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from wise_atta import Adapter, adapt, errors, who
+from wise_atta.engine.ahead import Notes, Slopes, prepare
 from wise_atta.engine.graphs import Graphs
 from wise_atta.engine.precision import straight
-from wise_atta.how import Descend, Entropy, Labels, LikelihoodRatio
+from wise_atta.how import Descend, Entropy, Labels, LikelihoodRatio, Sums
 from wise_atta.model import Classifier, Forward, Version
 from wise_atta.when import Always, BudgetPaced
 
@@ -187,15 +188,15 @@ def test_the_prepared_loss_has_the_value_and_the_gradient_of_the_plain_one(
 ) -> None:
     logits = 3 * torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     objective, labels = Entropy(below), Labels(rows, [0] * len(rows))
-    model = Classifier(nets.make())
-    found = []
-    for prepared in (None, objective.prepare(logits)):
+    model, found = Classifier(nets.make()), []
+    prepared = prepare(objective, logits)
+    assert prepared is not None
+    prepared.kept = prepared.keep.tolist()
+    for notes in (None, Notes(prepared)):
         z = logits.clone().requires_grad_(True)
-        if prepared is not None:
-            prepared.kept = prepared.keep.tolist()
-        forward = Forward(logits, z, logits, Version(torch.zeros(0), model.layout), prepared=prepared)
-        loss = objective(model, forward, labels)
-        found.append((loss, None if loss is None else torch.autograd.grad(loss, z)[0]))
+        forward = Forward(logits, z, logits, Version(torch.zeros(0), model.layout), notes=notes)
+        loss = (notes or Sums)(model, objective, forward, labels).unlabelled()
+        found.append((None, None) if loss is None else (loss.value, torch.autograd.grad(loss.graph, z)[0]))
     (loss, slope), (quick, quick_slope) = found
     if loss is None:
         assert quick is None
@@ -208,7 +209,11 @@ def test_the_slope_of_the_labels_is_the_gradient_of_their_loss() -> None:
     logits = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
     labels = Labels([4, 1], [2, 0], weights=[0.5, 2.0])
     (wanted,) = torch.autograd.grad(labels.loss(logits[labels.rows]), logits)
-    torch.testing.assert_close(torch.stack(labels.slopes(logits)), wanted[labels.rows])
+    model, objective = Classifier(nets.make()), Entropy()
+    forward = Forward(
+        logits, logits, logits, Version(torch.zeros(0), model.layout), notes=Notes(prepare(objective, logits.detach()))
+    )
+    torch.testing.assert_close(torch.stack(Slopes(model, objective, forward, labels)._slopes), wanted[labels.rows])
 
 
 @pytest.mark.parametrize("options", [{}, {"precision": "fp32"}])
@@ -228,7 +233,8 @@ def test_a_rule_that_uses_no_labels_leaves_labelled_samples_out_the_fast_way_too
     for options in ({}, {"precision": "fp32"}):
         update = Descend(Entropy(below=0.9), lr=0.1)
         classifier = Classifier(nets.make(dtype=torch.float32), adapt=update.adapts, **options)
-        found.append(Adapter(classifier, update, policy=Always(2), labels=2, annotator=who.Oracle(nets.truth)))
+        questions = who.Questions(annotator=who.Oracle(nets.truth))
+        found.append(Adapter(classifier, update, policy=Always(2), labels=2, questions=questions))
     torch.testing.assert_close(play(found[1], 6, n=4), play(found[0], 6, n=4))
     assert moved(found[0]) > 1e-3 and distance(*found) < 1e-5
 
@@ -428,8 +434,8 @@ def test_a_batch_that_is_certain_to_be_asked_about_is_read_once(selector: str) -
     found = []
     for options in ({}, {"precision": "fp32"}):
         adapter, sent = make(policy="uniform", selector=selector, **options), []
-        plain = adapter._send
-        adapter._send = lambda numbers, plain=plain, sent=sent: sent.append(len(numbers)) or plain(numbers)  # type: ignore[method-assign]
+        plain = adapter.classifier.send
+        adapter.classifier.send = lambda numbers, plain=plain, sent=sent: sent.append(len(numbers)) or plain(numbers)  # type: ignore[method-assign]
         asked = []
         adapter.on_step(lambda step, asked=asked: asked.append(step.asked))
         play(adapter, 6)

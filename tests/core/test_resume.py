@@ -114,7 +114,7 @@ def test_a_signal_in_the_middle_of_a_call_cannot_save_half_of_it(call: str, monk
     before = signal.signal(signal.SIGUSR1, lambda *_: states.append(adapter.state_dict()))
     try:
         out = adapter.predict(nets.batch())
-        whole, part = (adapter._ask, "_ask") if call == "predict" else (adapter._settle, "_settle")
+        whole, part = (adapter._ask, "_ask") if call == "predict" else (adapter._labels, "_labels")
 
         def interrupted(*args: Any) -> Any:
             signal.raise_signal(signal.SIGUSR1)

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from wise_atta import errors, methods, rng, when, who
-from wise_atta.adapter import Adapter, Prediction, Step
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, whole
 from wise_atta.bench.inputs import other_inputs
 from wise_atta.bench.place import differences, surroundings
@@ -31,7 +30,9 @@ from wise_atta.bench.stream_cache import Held, Shelf
 from wise_atta.data import Dataset, StreamSpec, models, open_dataset, open_stream
 from wise_atta.data.streams import DataStream, PictureStream
 from wise_atta.engine import host, memory
+from wise_atta.loop import Adapter
 from wise_atta.model import Classifier, StatisticsMode, Work
+from wise_atta.prediction import Prediction, Step
 from wise_atta.stream import Batch
 from wise_atta.wrap import adapt
 

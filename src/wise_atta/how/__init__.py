@@ -16,6 +16,7 @@ from wise_atta.how.optimizer import Optimizer
 from wise_atta.how.replay import Replay
 from wise_atta.how.restore import Restore
 from wise_atta.how.sharpness import SharpnessAware, climb
+from wise_atta.how.sums import Loss, Sums
 from wise_atta.how.teacher import TeacherStudent
 from wise_atta.how.two_step import PublishedTwoStep, TwoStep
 from wise_atta.how.undo import remember
@@ -36,6 +37,7 @@ __all__ = [
     "Labels",
     "Late",
     "LikelihoodRatio",
+    "Loss",
     "NoUpdate",
     "Objective",
     "Optimizer",
@@ -47,6 +49,7 @@ __all__ = [
     "SharpnessAware",
     "SourceData",
     "SourcePenalty",
+    "Sums",
     "TeacherStudent",
     "Tutor",
     "TwoStep",

@@ -11,6 +11,7 @@ from wise_atta.how.average import Average
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy
 from wise_atta.how.optimizer import Kind, Optimizer
+from wise_atta.how.sums import Loss
 from wise_atta.how.update import Update, skipped
 from wise_atta.model import Classifier, Forward, Spec
 
@@ -61,8 +62,8 @@ class Balanced(Update):
         return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        ent = self.objective(self.model, forward, labels)  # mean H over {H < E₀}, labelled ones left out
-        ce = labels.loss(labels.outputs(self.model, forward)[0]) if labels else None
+        sums = self.sums(forward, labels)
+        ent, ce = sums.unlabelled(), sums.supervised()  # mean H over {H < E₀}, labelled ones left out; CE
         if ent is None and ce is None:
             return skipped()
         by_ent = self._gradient(ent, forward, retain_graph=ce is not None)
@@ -73,12 +74,12 @@ class Balanced(Update):
             self.weights.follow(torch.where(weights.isfinite(), weights, 1.0))
         w1, w2 = (1.0, 1.0) if self.weights.value is None else self.weights.value.to(forward.logits)
         self.optimizer.step({"adapted": [w1 * a + w2 * b for a, b in zip(by_ent, by_ce, strict=True)]})
-        return {name: loss.detach() for name, loss in {"ent": ent, "sup": ce}.items() if loss is not None}
+        return {name: loss.value for name, loss in (("ent", ent), ("sup", ce)) if loss is not None}
 
-    def _gradient(self, loss: Tensor | None, forward: Forward, retain_graph: bool = False) -> list[Tensor]:
+    def _gradient(self, loss: Loss | None, forward: Forward, retain_graph: bool = False) -> list[Tensor]:
         if loss is None:
             return [torch.zeros_like(forward.version.tensors[name]) for name in self.model.layout.groups["adapted"]]
-        return self.model.gradients(loss, forward.version, ["adapted"], retain_graph=retain_graph)["adapted"]
+        return self.model.gradients(loss.graph, forward.version, ["adapted"], retain_graph=retain_graph)["adapted"]
 
     def reset(self) -> None:
         super().reset()

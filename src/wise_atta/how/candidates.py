@@ -82,19 +82,19 @@ class Candidates(Update):
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         model, losses, where = self.model, dict[str, Tensor](), self.model.layout.slices["norm"]
         unlabelled = self._unlabelled(forward, labels)
-        loss = None if unlabelled is None else self.objective(model, unlabelled, Labels())
+        loss = None if unlabelled is None else self.sums(unlabelled, Labels()).unlabelled()
         if loss is None and not labels:
             return skipped()
         if loss is not None and unlabelled is not None:
             begin = self.optimizer.flat[where].detach().clone()
-            self.optimizer.step(model.gradients(loss, unlabelled.version, ["norm"]), publish=False)
+            self.optimizer.step(model.gradients(loss.graph, unlabelled.version, ["norm"]), publish=False)
             line = _Line(begin, self.optimizer.flat[where] - begin)
             if labels:
                 self.scores.follow(self._score(forward, labels, line))
             best = 0 if self.scores.value is None else int(self.scores.value.argmin())
             # Where the supervised step follows, both are published together.
             self.optimizer.move(line.at(self.rates[best], self.optimizer.flat, where), publish=not labels)
-            losses |= {"loss": loss.detach(), "rate": torch.tensor(self.rates[best])}
+            losses |= {"loss": loss.value, "rate": torch.tensor(self.rates[best])}
         if labels:
             again = model.forward(forward.inputs, version=self.optimizer.unseen, grad=True)
             supervised = labels.loss(labels.outputs(model, again)[0])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from wise_atta.how.labels import Labels
-from wise_atta.how.objective import Entropy, Objective, Prepared
+from wise_atta.how.objective import Entropy, Objective
 from wise_atta.how.optimizer import Kind, Optimizer, check_pull
 from wise_atta.how.update import Update, skipped
-from wise_atta.model import Classifier, Forward, Gradients, Spec
+from wise_atta.model import Classifier, Forward, Spec
 
 
 class Descend(Update):
@@ -51,29 +51,18 @@ class Descend(Update):
     def make_optimizer(self, model: Classifier) -> Optimizer:
         return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
-    def start_early(self, forward: Forward) -> None:
-        forward.early = self._by_slope(forward, forward.prepared)
+    @property
+    def unlabelled_step(self) -> tuple[str, float]:
+        return "adapted", 1.0
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        prepared = forward.prepared
-        loss: Tensor | None
-        gradients: Gradients
-        if isinstance(prepared, Prepared):
-            if prepared.empty(labels):
-                return skipped()
-            gradients = forward.early or self._by_slope(forward, prepared, labels)
-            loss = prepared.value(labels)
-        else:
-            loss = self.objective(self.model, forward, labels)
-            if loss is None:
-                return skipped()
-            gradients = self.model.gradients(loss, forward.version, ["adapted"])
-        self.optimizer.step(gradients, publish=False)
+        sums = self.sums(forward, labels)
+        loss = sums.unlabelled()
+        if loss is None:
+            return skipped()
+        self.optimizer.step(sums.gradients("adapted", (1.0, loss)), publish=False)
         self.optimizer.finish(self.pull)
-        return {"loss": loss.detach()}
-
-    def _by_slope(self, forward: Forward, prepared: Prepared, labels: Labels | None = None) -> Gradients:
-        return self.model.pull(forward, prepared.slope(labels=labels), ["adapted"])
+        return {"loss": loss.value}
 
     def __repr__(self) -> str:
         parts = f"{self.objective!r}, adapt={self.adapts['adapted']!r}, lr={self.lr}, optimizer={self.kind!r}"

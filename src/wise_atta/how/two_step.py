@@ -11,10 +11,10 @@ from torch import Tensor
 from wise_atta import errors
 from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
-from wise_atta.how.objective import Entropy, Objective, Prepared
+from wise_atta.how.objective import Entropy, Objective
 from wise_atta.how.optimizer import Optimizer, check_pull, check_rate
 from wise_atta.how.update import Update, lean_to_batch, skipped
-from wise_atta.model import Classifier, Forward, Gradients, Spec, Version
+from wise_atta.model import Classifier, Forward, Spec, Version
 
 Head: TypeAlias = Literal["full", "bias", "none"]
 _HEADS: dict[str, Spec] = {"full": "head", "bias": "head.bias"}
@@ -115,87 +115,33 @@ class TwoStep(Update):
         logits = super().output(forward)
         return lean_to_batch(logits) if self.correct_prior else logits
 
-    def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        model = self.model
-        prepared = forward.prepared
-        if isinstance(prepared, Prepared) and not labels.late:
-            losses, by_norm, features = self._by_slope(forward, prepared, labels)
-        else:
-            losses, by_norm, features = self._by_graph(forward, labels)
-        if not labels:
-            if not losses:
-                return skipped()
-            self.optimizer.step(by_norm, publish=False)
-            self.optimizer.finish(self.pull)
-            return losses
+    @property
+    def unlabelled_step(self) -> tuple[str, float]:
+        return "norm", self.lambda_ent
 
+    def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
+        sums = self.sums(forward, labels)
+        ent, sup = sums.unlabelled(), sums.supervised()
+        if ent is None and sup is None:
+            return skipped()
         # Both gradients before either step: the head's features are those of the forward, and what fails, fails whole.
         # The large one first: a device computes it while the host prepares the other.
-        by_head: Gradients = {}
-        if self.block is None and self.train_head != "none":
-            if isinstance(prepared, Prepared) and not labels.late and model.head_is_linear:
-                by_head = self._head_by_slope(forward, labels)
-            else:
-                with torch.enable_grad():
-                    head_loss = self.lambda_head * labels.loss(model.head(features.detach()))
-                by_head = model.gradients(head_loss, model.live, ["second"], head=True)
+        by_norm = sums.gradients(  # eq. 1: λ_sup·L_sup + λ_ent·L_ent
+            "norm", (self.lambda_sup, sup if self.supervise_norm else None), (self.lambda_ent, ent)
+        )
+        trains_head = sup is not None and self.block is None and self.train_head != "none"
+        by_head = sums.of_head("second", self.lambda_head) if trains_head else {}
         # All is published together: nobody sees half of an update.
         if by_norm:
             self.optimizer.step(by_norm, publish=False)
         if by_head:
             self.optimizer.step(by_head, lr=self.head_lr, publish=False)
-        elif self.block is not None:
+        by_block = sup is not None and self.block is not None
+        if by_block:
             self._step_of_block(forward, labels)
-        elif not by_norm:
-            return losses
-        self.optimizer.finish(self.pull)
-        return losses
-
-    def _by_graph(self, forward: Forward, labels: Labels) -> tuple[dict[str, Tensor], Gradients, Tensor]:
-        """Losses, the norm tensors' gradients, and the features of the labelled samples."""
-        model, losses = self.model, {}
-        loss_ent = self.objective(model, forward, labels)
-        loss = None if loss_ent is None else self.lambda_ent * loss_ent
-        if loss_ent is not None:
-            losses["ent"] = loss_ent.detach()
-        features = forward.features
-        if labels:
-            logits, features = labels.outputs(model, forward)
-            loss_sup = labels.loss(logits)
-            losses["sup"] = loss_sup.detach()
-            if self.supervise_norm:
-                supervised = self.lambda_sup * loss_sup
-                loss = supervised if loss is None else supervised + loss
-        return losses, {} if loss is None else model.gradients(loss, forward.version, ["norm"]), features
-
-    def _by_slope(
-        self, forward: Forward, prepared: Prepared, labels: Labels
-    ) -> tuple[dict[str, Tensor], Gradients, Tensor]:
-        """The same from the losses' slope in the logits: a device goes on at once, and values are for later."""
-        gradients = forward.early or {}
-        supervised = bool(labels) and self.supervise_norm
-        if not gradients and (supervised or not prepared.empty(labels)):
-            slope = prepared.slope(self.lambda_ent, labels)
-            if supervised:
-                for row, own in zip(labels.rows, labels.slopes(forward.logits), strict=True):
-                    slope[row].add_(own, alpha=self.lambda_sup)
-            gradients = self.model.pull(forward, slope, ["norm"])
-        losses = {} if prepared.empty(labels) else {"ent": prepared.value(labels)}
-        if not labels:
-            return losses, gradients, forward.features
-        logits, features = labels.outputs(self.model, forward)
-        return losses | {"sup": labels.loss(logits.detach())}, gradients, features
-
-    def _head_by_slope(self, forward: Forward, labels: Labels) -> Gradients:
-        """The head's gradients in closed form: with z = W·f + b, ∂L/∂b is the slope in z and ∂L/∂W that times f."""
-        slopes = torch.stack(labels.slopes(forward.logits)) * self.lambda_head
-        features = torch.stack([forward.features[row].detach() for row in labels.rows])
-        found = {"weight": slopes.T @ features, "bias": slopes.sum(dim=0)}
-        names = self.model.layout.groups["second"]
-        return {"second": [found[name.rpartition(".")[2]] for name in names]}
-
-    def start_early(self, forward: Forward) -> None:
-        forward.early = self.model.pull(forward, forward.prepared.slope(self.lambda_ent), ["norm"])
+        if by_norm or by_head or by_block:
+            self.optimizer.finish(self.pull)
+        return {name: loss.value for name, loss in (("ent", ent), ("sup", sup)) if loss is not None}
 
     def _step_of_block(self, forward: Forward, labels: Labels) -> None:
         model = self.model
@@ -300,20 +246,19 @@ class PublishedTwoStep(Update):
         return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        model = self.model
-        loss_ent = self.objective(model, forward, labels)
-        losses = {} if loss_ent is None else {"ent": loss_ent.detach()}
-        if not labels:
-            if loss_ent is None:
-                return skipped()
-            self._finish([self._step(self.unlabelled * loss_ent, forward, ["norm", *self._head], self.second_lr)])
+        model, sums = self.model, self.sums(forward, labels)
+        ent, sup = sums.unlabelled(), sums.supervised()
+        if ent is None and sup is None:
+            return skipped()
+        losses = {name: loss.value for name, loss in (("ent", ent), ("sup", sup)) if loss is not None}
+        if sup is None:
+            assert ent is not None
+            self._finish([self._step(self.unlabelled * ent.graph, forward, ["norm", *self._head], self.second_lr)])
             return losses
-        loss_sup = labels.loss(labels.outputs(model, forward)[0])
-        losses["sup"] = loss_sup.detach()
-        first = [] if loss_ent is None else [self.ent * loss_ent]
+        first = [] if ent is None else [self.ent * ent.graph]
         second = self._head if self.sup else []  # labels withheld: the larger unlabelled step alone
         if self.sup and self.supervise_norm:
-            first.append(self.sup * loss_sup)
+            first.append(self.sup * sup.graph)
             second = ["norm", *second]
         reached = []
         if first:

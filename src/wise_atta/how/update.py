@@ -13,6 +13,7 @@ from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Objective
 from wise_atta.how.optimizer import Optimizer
+from wise_atta.how.sums import Sums
 from wise_atta.model import Classifier, Forward, Spec, Version
 from wise_atta.who import Query
 
@@ -80,12 +81,18 @@ class Update:
         """Learn from one batch and its labels. Gives the losses, for the record; `skipped()` if there was no step."""
         raise NotImplementedError
 
-    def start_early(self, forward: Forward) -> None:
-        """Begin what an unlabelled batch costs, while the host still waits for its score; `learn` follows, or nothing.
+    @property
+    def unlabelled_step(self) -> tuple[str, float] | None:
+        """The group that `learn` moves by the objective alone where there is no label, and its weight; None: no such.
 
-        Called where no question can come of the batch and the objective was prepared. It keeps gradients in the
-        forward and changes nothing else.
+        What is known beforehand can be computed while the host still waits for the batch's score.
         """
+        return None
+
+    def sums(self, forward: Forward, labels: Labels) -> Sums:
+        """The losses of a batch: those of the engine that ran its forward, or by autograd."""
+        assert self.objective is not None
+        return (forward.notes or Sums)(self.model, self.objective, forward, labels)
 
     def consult(self, forward: Forward, questions: Sequence[Query], sent: int) -> dict[str, int]:
         """Let the rule's own teacher answer open questions when it is time, and learn from it: id → class.

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from wise_atta.engine.first_layer import First
-from wise_atta.model.layout import Gradients, Version
+from wise_atta.model.layout import Version
 from wise_atta.model.statistics import Statistics
 from wise_atta.stream import Inputs
 
@@ -17,9 +17,8 @@ from wise_atta.stream import Inputs
 class Forward:
     """What one pass over a batch gave, with its graph if there is one.
 
-    `scored` is the prediction that counts where a method's is not the logits, once it was computed. `prepared` is what
-    an objective worked out while the device was still busy with the forward, `early` the gradients of an update that
-    was begun then: the graph is used up. `first` is what the first layer gave, for another forward of the same inputs.
+    `scored` is the prediction that counts where a method's is not the logits, once it was computed. `notes` are the
+    engine's own. `first` is what the first layer gave, for another forward of the same inputs.
     """
 
     inputs: Inputs
@@ -28,8 +27,7 @@ class Forward:
     version: Version
     statistics: Statistics | None = None
     scored: Tensor | None = None
-    prepared: Any = None
-    early: Gradients | None = None
+    notes: Any = None
     first: First | None = None
 
 
@@ -50,6 +48,13 @@ class Work:
     forwards: int = 0
     gradient_forwards: int = 0
     backwards: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            self.forwards + other.forwards,
+            self.gradient_forwards + other.gradient_forwards,
+            self.backwards + other.backwards,
+        )
 
     def __sub__(self, other: Work) -> Work:
         return Work(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from wise_atta import errors
+from wise_atta.engine import host
 from wise_atta.engine.first_layer import First
 from wise_atta.engine.graphs import Graphs
 from wise_atta.model import checks
@@ -167,6 +168,20 @@ class Weights(Publisher):
                 "statistics='ema' (or 'mixed', 'source')"
             )
         return count
+
+    def send(self, numbers: Tensor) -> Callable[[], list[float]]:
+        """Set a few numbers of a batch on their way to the host: the first tells whether all of it is finite.
+
+        What is given waits for them.
+        """
+        (places,), wait = host.send([numbers])
+
+        def arrived() -> list[float]:
+            wait()
+            values: list[float] = places.tolist()
+            return values
+
+        return arrived
 
     def samples(self, inputs: Inputs) -> int:
         """How many samples the batch has."""

@@ -22,13 +22,13 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from wise_atta import errors, typed
-from wise_atta.adapter import Context
 from wise_atta.data import models
 from wise_atta.engine import memory
 from wise_atta.serve import auth
 from wise_atta.serve.config import Limits, Settings, is_loopback
 from wise_atta.serve.ledger import Ledger, Token
 from wise_atta.serve.retention import backup, export, is_missing, prune, restore
+from wise_atta.who import Context
 
 app = typer.Typer(help="The ledger of a service: tokens, export, retention, backup.", no_args_is_help=True)
 tokens = typer.Typer(help="Who may do what.", no_args_is_help=True)

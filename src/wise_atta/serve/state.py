@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from wise_atta import errors, rng, when
-from wise_atta.adapter import Adapter, Step
 from wise_atta.how.update import NoUpdate
+from wise_atta.loop import Adapter
+from wise_atta.prediction import Step
 from wise_atta.serve.uploads import Intake
 from wise_atta.stream import Batch
 from wise_atta.who import CANT_TELL, Answer, Query

@@ -8,7 +8,6 @@ from typing import Any
 
 from wise_atta import errors
 from wise_atta.who.annotators import Annotator, check_kind
-from wise_atta.who.desk import Closed, settle
 from wise_atta.who.query import (
     Answer,
     AnswerLike,
@@ -22,6 +21,7 @@ from wise_atta.who.query import (
     unpack_answer,
     unpack_query,
 )
+from wise_atta.who.questions import Closed, settle
 
 
 class Inbox(Annotator):

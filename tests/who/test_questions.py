@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor
 
-import wise_atta.who.desk as desk_module
 import wise_atta.who.query as query_module
+import wise_atta.who.questions as desk_module
 from wise_atta import adapt, errors
 from wise_atta.stream import Batch
-from wise_atta.who import CANT_TELL, SKIP, Answer, Counts, Desk, Inbox, Query
+from wise_atta.who import CANT_TELL, SKIP, Answer, Counts, Inbox, Query, Questions
 
 CLASSES = 4
 
@@ -49,168 +49,168 @@ def saved(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-def desk_with(*answers: Any, **options: Any) -> Desk:
-    """A desk with one question a batch, from 1, each with its answer."""
-    desk = Desk(CLASSES, **options)
-    desk.ask([question(number) for number in range(1, len(answers) + 1)])
-    desk.answer({f"{number}-0": answer for number, answer in enumerate(answers, 1)})
-    return desk
+def questions_with(*answers: Any, **options: Any) -> Questions:
+    """A questions with one question a batch, from 1, each with its answer."""
+    questions = Questions(CLASSES, **options)
+    questions.ask([question(number) for number in range(1, len(answers) + 1)])
+    questions.answer({f"{number}-0": answer for number, answer in enumerate(answers, 1)})
+    return questions
 
 
 def test_a_label_goes_through_its_life() -> None:
-    desk = Desk(CLASSES)
+    questions = Questions(CLASSES)
     context = {"values": torch.ones(2)}
-    desk.ask([question(1, 2)], [context])
-    assert desk.counts == Counts(asked=1)
-    desk.show(["1-2"])
-    assert desk.counts == Counts(asked=1, shown=1)
-    (new,) = desk.answer({"1-2": Answer(3, by="ann", weight=0.5)})
+    questions.ask([question(1, 2)], [context])
+    assert questions.counts == Counts(asked=1)
+    questions.show(["1-2"])
+    assert questions.counts == Counts(asked=1, shown=1)
+    (new,) = questions.answer({"1-2": Answer(3, by="ann", weight=0.5)})
     assert (new.id, new.label, new.answer.by, new.answer.weight) == ("1-2", 3, "ann", 0.5)
     assert torch.equal(new.context["values"], context["values"])
     assert torch.equal(new.query.input, torch.ones(3))
-    assert [item.id for item in desk.pending] == ["1-2"]
-    assert desk.open == []
-    desk.learned(["1-2"])
-    assert desk.pending == []
-    assert desk.counts == Counts(asked=1, shown=1, answered=1, learned=1)
+    assert [item.id for item in questions.pending] == ["1-2"]
+    assert questions.open == []
+    questions.learned(["1-2"])
+    assert questions.pending == []
+    assert questions.counts == Counts(asked=1, shown=1, answered=1, learned=1)
 
 
 def test_who_answers_has_seen_the_question() -> None:
-    assert desk_with(0, CANT_TELL, SKIP, None).counts.shown == 3
+    assert questions_with(0, CANT_TELL, SKIP, None).counts.shown == 3
 
 
 def test_the_first_answer_stays_when_the_same_comes_again() -> None:
-    desk = desk_with(Answer(1, by="ann", weight=2.0))
-    assert desk.answer({"1-0": Answer(1, by="bob", weight=9.0)}) == []
-    assert desk.pending[0].answer == Answer(1, by="ann", weight=2.0)
-    desk.learned(["1-0"])
-    before = desk.state_dict()
-    assert desk.answer({"1-0": 1}) == []
-    assert same(desk.state_dict(), before)
+    questions = questions_with(Answer(1, by="ann", weight=2.0))
+    assert questions.answer({"1-0": Answer(1, by="bob", weight=9.0)}) == []
+    assert questions.pending[0].answer == Answer(1, by="ann", weight=2.0)
+    questions.learned(["1-0"])
+    before = questions.state_dict()
+    assert questions.answer({"1-0": 1}) == []
+    assert same(questions.state_dict(), before)
 
 
 @pytest.mark.parametrize("second", [2, CANT_TELL, Answer(0)])
 @pytest.mark.parametrize("learned", [False, True])
 def test_a_different_answer_is_a_conflict_before_and_after_learning(second: Any, learned: bool) -> None:
-    desk = desk_with(1)
+    questions = questions_with(1)
     if learned:
-        desk.learned(["1-0"])
+        questions.learned(["1-0"])
     with pytest.raises(errors.Conflict, match="'1-0' was answered 1"):
-        desk.answer({"1-0": second})
+        questions.answer({"1-0": second})
 
 
 def test_how_old_a_label_was_when_it_was_learned_stays_with_it() -> None:
-    desk = desk_with(1, 0)
-    desk.learned(["1-0"], 4)
-    state = desk.state_dict()
+    questions = questions_with(1, 0)
+    questions.learned(["1-0"], 4)
+    state = questions.state_dict()
     assert state["ages"] == {"1-0": 3}
     state["pending"][0]["age"] = 2
-    desk.load_state_dict(state)
-    assert desk.pending[0].age_at(50) == 2
+    questions.load_state_dict(state)
+    assert questions.pending[0].age_at(50) == 2
     # As an earlier release has saved it.
     del state["ages"], state["pending"][0]["age"]
-    desk.load_state_dict(state)
-    assert desk.pending[0].age_at(50) == 48
-    assert desk.state_dict()["ages"] == {}
+    questions.load_state_dict(state)
+    assert questions.pending[0].age_at(50) == 48
+    assert questions.state_dict()["ages"] == {}
 
 
 def test_cant_tell_closes_the_question_and_a_class_afterwards_is_a_conflict() -> None:
-    desk = desk_with(CANT_TELL)
-    assert desk.open == []
-    assert desk.answer({"1-0": CANT_TELL}) == []
+    questions = questions_with(CANT_TELL)
+    assert questions.open == []
+    assert questions.answer({"1-0": CANT_TELL}) == []
     with pytest.raises(errors.Conflict, match="cant_tell"):
-        desk.answer({"1-0": 0})
-    assert desk.counts == Counts(asked=1, shown=1, cant_tell=1)
+        questions.answer({"1-0": 0})
+    assert questions.counts == Counts(asked=1, shown=1, cant_tell=1)
 
 
 def test_skip_leaves_the_question_open() -> None:
-    desk = desk_with(SKIP)
-    assert [query.id for query in desk.open] == ["1-0"]
-    assert desk.answer({"1-0": 2})[0].label == 2
+    questions = questions_with(SKIP)
+    assert [query.id for query in questions.open] == ["1-0"]
+    assert questions.answer({"1-0": 2})[0].label == 2
 
 
 @pytest.mark.parametrize("answer", [None, SKIP])
 def test_skip_and_not_yet_say_nothing_about_an_ended_question(answer: Any) -> None:
-    desk = desk_with(1, CANT_TELL, None, expires_after=0)
-    desk.expire(now=9)
-    before = desk.state_dict()
-    assert desk.answer({"1-0": answer, "2-0": answer, "3-0": answer}) == []
-    assert same(desk.state_dict(), before)
+    questions = questions_with(1, CANT_TELL, None, expires_after=0)
+    questions.expire(now=9)
+    before = questions.state_dict()
+    assert questions.answer({"1-0": answer, "2-0": answer, "3-0": answer}) == []
+    assert same(questions.state_dict(), before)
 
 
 def test_a_question_can_be_answered_up_to_its_last_batch() -> None:
-    desk = desk_with(None, None, expires_after=5)
-    assert desk.expire(now=5) == ([], 0)
-    assert desk.closing(now=6) == ["1-0"]
-    assert desk.expire(now=6) == (["1-0"], 1)
-    assert desk.closing(now=7) == ["2-0"]
-    assert desk.answer({"2-0": 3})[0].label == 3
-    assert desk.expire(now=7) == ([], 0)
+    questions = questions_with(None, None, expires_after=5)
+    assert questions.expire(now=5) == ([], 0)
+    assert questions.closing(now=6) == ["1-0"]
+    assert questions.expire(now=6) == (["1-0"], 1)
+    assert questions.closing(now=7) == ["2-0"]
+    assert questions.answer({"2-0": 3})[0].label == 3
+    assert questions.expire(now=7) == ([], 0)
     with pytest.raises(errors.UnknownQuery, match="'1-0' has expired"):
-        desk.answer({"1-0": 0})
+        questions.answer({"1-0": 0})
 
 
 def test_only_what_nobody_was_shown_is_returned() -> None:
-    desk = desk_with(None, None, SKIP, 0, expires_after=1)
-    desk.show(["1-0"])
-    assert desk.expire(now=100) == (["1-0", "2-0", "3-0"], 1)
-    assert desk.expire(now=101) == ([], 0)
-    assert [item.id for item in desk.pending] == ["4-0"], "what was answered does not expire"
+    questions = questions_with(None, None, SKIP, 0, expires_after=1)
+    questions.show(["1-0"])
+    assert questions.expire(now=100) == (["1-0", "2-0", "3-0"], 1)
+    assert questions.expire(now=101) == ([], 0)
+    assert [item.id for item in questions.pending] == ["4-0"], "what was answered does not expire"
 
 
 def test_without_a_limit_nothing_expires() -> None:
-    assert desk_with(None).expire(now=10**9) == ([], 0)
+    assert questions_with(None).expire(now=10**9) == ([], 0)
 
 
 def test_a_label_is_learned_once() -> None:
-    desk = desk_with(1, 2)
-    desk.learned(["1-0"])
+    questions = questions_with(1, 2)
+    questions.learned(["1-0"])
     for ids in (["1-0"], ["2-0", "2-0"], ["2-0", "1-0"]):
         with pytest.raises(errors.AlreadyLearned):
-            desk.learned(ids)
-    assert desk.counts.learned == 1
+            questions.learned(ids)
+    assert questions.counts.learned == 1
 
 
 def test_nothing_is_learned_from_questions_without_a_class() -> None:
-    desk = desk_with(None, None, expires_after=0)
-    desk.expire(now=1)
+    questions = questions_with(None, None, expires_after=0)
+    questions.expire(now=1)
     for ids, reason in ((["2-0"], "no answer yet"), (["1-0"], "expired"), (["9-9"], "never asked")):
         with pytest.raises(errors.UnknownQuery, match=reason):
-            desk.learned(ids)
+            questions.learned(ids)
 
 
 def test_only_the_latest_ended_questions_are_remembered() -> None:
-    desk = desk_with(*[0] * 5, remember=2)
-    desk.learned([f"{number}-0" for number in range(1, 6)])
-    assert len(desk.state_dict()["closed"]) == 2
-    assert desk.answer({"5-0": 0, "4-0": 0}) == []
+    questions = questions_with(*[0] * 5, remember=2)
+    questions.learned([f"{number}-0" for number in range(1, 6)])
+    assert len(questions.state_dict()["closed"]) == 2
+    assert questions.answer({"5-0": 0, "4-0": 0}) == []
     with pytest.raises(errors.UnknownQuery, match=r"'3-0'.*forgotten"):
-        desk.answer({"3-0": 0})
+        questions.answer({"3-0": 0})
 
 
 def test_an_id_is_asked_once() -> None:
-    desk = desk_with(0, None, CANT_TELL)
+    questions = questions_with(0, None, CANT_TELL)
     for queries in ([question(1)], [question(2)], [question(3)], [question(4), question(4)]):
         with pytest.raises(errors.BadInput, match="asked before"):
-            desk.ask(queries)
-    assert desk.counts.asked == 3
+            questions.ask(queries)
+    assert questions.counts.asked == 3
 
 
 def test_wrong_questions_are_refused_together() -> None:
-    desk = Desk(CLASSES + 1)
+    questions = Questions(CLASSES + 1)
     with pytest.raises(errors.BadInput, match="4 classes"):
-        desk.ask([question(1)])
-    desk = Desk(CLASSES)
+        questions.ask([question(1)])
+    questions = Questions(CLASSES)
     with pytest.raises(errors.BadInput, match="1 contexts for 2 questions"):
-        desk.ask([question(1), question(2)], [None])
+        questions.ask([question(1), question(2)], [None])
     with pytest.raises(errors.BadInput, match=r"context of question '2-0'\['f'\] is a function"):
-        desk.ask([question(1), question(2)], [None, {"f": question}])
-    assert desk.counts == Counts()
+        questions.ask([question(1), question(2)], [None, {"f": question}])
+    assert questions.counts == Counts()
 
 
 def test_answers_that_are_no_mapping_are_refused() -> None:
     with pytest.raises(errors.BadInput, match="map question ids"):
-        desk_with(None).answer([("1-0", 1)])
+        questions_with(None).answer([("1-0", 1)])
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_answers_that_are_no_mapping_are_refused() -> None:
 )
 def test_options_out_of_range_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(errors.BadConfig, match=list(options)[-1]):
-        Desk(**options)
+        Questions(**options)
 
 
 def _without(state: dict[str, Any], name: str) -> dict[str, Any]:
@@ -239,17 +239,17 @@ def _without(state: dict[str, Any], name: str) -> dict[str, Any]:
     ],
 )
 def test_a_foreign_or_damaged_state_is_refused(damage: Any) -> None:
-    desk = desk_with(1, None, CANT_TELL)
-    before = desk.state_dict()
+    questions = questions_with(1, None, CANT_TELL)
+    before = questions.state_dict()
     with pytest.raises(errors.StateMismatch):
-        desk.load_state_dict(damage(copy.deepcopy(before)))
-    assert same(desk.state_dict(), before)
+        questions.load_state_dict(damage(copy.deepcopy(before)))
+    assert same(questions.state_dict(), before)
 
 
 def test_reset_forgets_everything() -> None:
-    desk = desk_with(1, None, CANT_TELL)
-    desk.reset()
-    assert same(desk.state_dict(), Desk(CLASSES).state_dict())
+    questions = questions_with(1, None, CANT_TELL)
+    questions.reset()
+    assert same(questions.state_dict(), Questions(CLASSES).state_dict())
 
 
 LABELS = st.integers(0, CLASSES - 1)
@@ -257,11 +257,11 @@ ANSWERS = st.sampled_from([0, 1, 2, 3, CANT_TELL, SKIP, None])
 
 
 class Life(RuleBasedStateMachine):
-    """A desk beside a plain account of what should have happened: id → where its life stands."""
+    """A questions beside a plain account of what should have happened: id → where its life stands."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.desk = Desk(CLASSES, expires_after=3)
+        self.questions = Questions(CLASSES, expires_after=3)
         self.now = 1
         self.asked_at: dict[str, int] = {}
         self.shown: set[str] = set()
@@ -277,23 +277,23 @@ class Life(RuleBasedStateMachine):
         return data.draw(st.lists(st.sampled_from(ids), unique=True, max_size=4)) if ids else []
 
     def refused(self, kind: type[Exception], call: Any, *given: Any) -> None:
-        before = self.desk.state_dict()
+        before = self.questions.state_dict()
         with pytest.raises(kind):
             call(*given)
-        assert same(self.desk.state_dict(), before)
+        assert same(self.questions.state_dict(), before)
 
     @rule(count=st.integers(0, 3))
     def ask(self, count: int) -> None:
         start = sum(at == self.now for at in self.asked_at.values())
         queries = [question(self.now, start + place) for place in range(count)]
-        self.desk.ask(queries, [torch.tensor([self.now, query.index]) for query in queries])
+        self.questions.ask(queries, [torch.tensor([self.now, query.index]) for query in queries])
         self.asked_at |= {query.id: self.now for query in queries}
 
     @rule(batches=st.integers(1, 3))
     def time_passes(self, batches: int) -> None:
         due = [name for name in self.open() if self.now - self.asked_at[name] >= 3]
-        assert self.desk.closing(self.now) == due
-        assert self.desk.expire(self.now) == (due, len(set(due) - self.shown))
+        assert self.questions.closing(self.now) == due
+        assert self.questions.expire(self.now) == (due, len(set(due) - self.shown))
         self.expired |= set(due)
         self.now += batches
 
@@ -301,7 +301,7 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def show(self, data: st.DataObject) -> None:
         ids = self.some(data, list(self.asked_at))
-        self.desk.show(ids)
+        self.questions.show(ids)
         self.shown |= set(ids) & set(self.open())
 
     @precondition(lambda self: self.asked_at)
@@ -311,10 +311,10 @@ class Life(RuleBasedStateMachine):
         answers = {name: self.said.get(name, None if name in self.expired else data.draw(ANSWERS)) for name in ids}
         fresh = {name: said for name, said in answers.items() if name in self.open() and said is not None}
         labelled = [name for name, said in fresh.items() if isinstance(said, int)]
-        before = self.desk.state_dict()
-        assert [item.id for item in self.desk.check(answers)] == labelled
-        assert same(self.desk.state_dict(), before)
-        new = self.desk.answer(answers)
+        before = self.questions.state_dict()
+        assert self.questions.read(answers) == {name: Answer(said) for name, said in fresh.items()}
+        assert same(self.questions.state_dict(), before)
+        new = self.questions.answer(answers)
         assert [item.id for item in new] == labelled
         assert all(item.label == answers[item.id] for item in new)
         assert all(item.context.tolist() == [item.query.asked_at, item.query.index] for item in new)
@@ -336,54 +336,54 @@ class Life(RuleBasedStateMachine):
         name, bad, kind = data.draw(st.sampled_from(wrong))
         good = {other: 0 for other in self.open() if other != name}
         answers = {**good, name: bad} if last else {name: bad, **good}
-        self.refused(kind, self.desk.check, answers)
-        self.refused(kind, self.desk.answer, answers)
+        self.refused(kind, self.questions.read, answers)
+        self.refused(kind, self.questions.answer, answers)
 
     @rule(data=st.data())
     def learn(self, data: st.DataObject) -> None:
-        ids = self.some(data, [item.id for item in self.desk.pending])
-        self.desk.learned(ids)
+        ids = self.some(data, [item.id for item in self.questions.pending])
+        self.questions.learned(ids)
         self.learned += ids
 
     @rule(data=st.data())
     def dismiss(self, data: st.DataObject) -> None:
-        ids = self.some(data, [item.id for item in self.desk.pending])
-        self.desk.dismiss(ids)
+        ids = self.some(data, [item.id for item in self.questions.pending])
+        self.questions.dismiss(ids)
         self.stale += ids
 
     @precondition(lambda self: self.asked_at)
     @rule(data=st.data())
     def learn_what_cannot_be_learned(self, data: st.DataObject) -> None:
-        pending = [item.id for item in self.desk.pending]
+        pending = [item.id for item in self.questions.pending]
         name = data.draw(st.sampled_from(list(self.asked_at)))
         if name in pending:
-            self.refused(errors.AlreadyLearned, self.desk.learned, [*pending, name])
+            self.refused(errors.AlreadyLearned, self.questions.learned, [*pending, name])
         else:
             kind = errors.AlreadyLearned if name in self.said else errors.UnknownQuery
-            self.refused(kind, self.desk.learned, [*pending, name])
+            self.refused(kind, self.questions.learned, [*pending, name])
 
     @rule()
     def ask_again(self) -> None:
         names = list(self.asked_at)[-1:]
         old = [question(*map(int, name.split("-"))) for name in names]
         if old:
-            self.refused(errors.BadInput, self.desk.ask, [question(10**6), *old])
+            self.refused(errors.BadInput, self.questions.ask, [question(10**6), *old])
 
     @rule()
     def go_on_in_a_new_process(self) -> None:
-        state = self.desk.state_dict()
-        after = Desk(CLASSES, expires_after=3)
+        state = self.questions.state_dict()
+        after = Questions(CLASSES, expires_after=3)
         after.load_state_dict(saved(state))
         assert same(after.state_dict(), state)
-        self.desk = after
+        self.questions = after
 
     @invariant()
     def everything_adds_up(self) -> None:
         labelled = [name for name, said in self.said.items() if isinstance(said, int)]
-        assert [query.id for query in self.desk.open] == self.open()
+        assert [query.id for query in self.questions.open] == self.open()
         ended = {*self.learned, *self.stale}
-        assert [item.id for item in self.desk.pending] == [name for name in labelled if name not in ended]
-        assert asdict(self.desk.counts) == {
+        assert [item.id for item in self.questions.pending] == [name for name in labelled if name not in ended]
+        assert asdict(self.questions.counts) == {
             "asked": len(self.asked_at),
             "shown": len(self.shown),
             "answered": len(labelled),
@@ -400,18 +400,18 @@ TestLife = Life.TestCase
 
 
 def test_what_is_elsewhere_comes_to_the_host_if_its_question_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk, values, fetched = Desk(CLASSES), torch.full((2,), 5.0), []
+    questions, values, fetched = Questions(CLASSES), torch.full((2,), 5.0), []
     for module in (query_module, desk_module):
         monkeypatch.setattr(module, "on_host", lambda tensor: False)
         monkeypatch.setattr(module, "owned", lambda tensor: fetched.append(tensor) or tensor.clone())  # type: ignore[func-returns-value]
-    desk.ask([question(1), question(2)], [{"values": values}] * 2)
+    questions.ask([question(1), question(2)], [{"values": values}] * 2)
     values.fill_(7)
-    desk.answer({"1-0": 0})
-    desk.learned(["1-0"])
+    questions.answer({"1-0": 0})
+    questions.learned(["1-0"])
     assert not fetched, "nobody needs what belongs to a question that is closed"
-    desk.keep()
+    questions.keep()
     assert len(fetched) == 3, "logits, input and context of the open one"
-    (item,) = desk.state_dict()["open"]
+    (item,) = questions.state_dict()["open"]
     assert item["context"]["values"].tolist() == [5, 5] and len(fetched) == 3
 
 
@@ -431,11 +431,11 @@ def test_questions_come_to_the_host_with_the_next_batch_though_it_asks_nothing(
 
 
 def test_what_was_loaded_onto_an_accelerator_does_not_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk, loaded, inbox = Desk(CLASSES), Desk(CLASSES), Inbox()
-    desk.ask([question(1), question(2)], [{"values": torch.ones(2)}] * 2)
-    desk.answer({"1-0": 0})
-    inbox.ask(desk.open, now=2)
-    states, there = (saved(desk.state_dict()), saved(inbox.state_dict())), list[Tensor]()
+    questions, loaded, inbox = Questions(CLASSES), Questions(CLASSES), Inbox()
+    questions.ask([question(1), question(2)], [{"values": torch.ones(2)}] * 2)
+    questions.answer({"1-0": 0})
+    inbox.ask(questions.open, now=2)
+    states, there = (saved(questions.state_dict()), saved(inbox.state_dict())), list[Tensor]()
     for module in (query_module, desk_module):
         monkeypatch.setattr(module, "on_host", lambda tensor: any(tensor is known for known in there))
         monkeypatch.setattr(module, "owned", lambda tensor: there.append(tensor.clone()) or there[-1])  # type: ignore[func-returns-value]
@@ -449,7 +449,7 @@ def test_what_was_loaded_onto_an_accelerator_does_not_stay_there(monkeypatch: py
 
 
 def test_questions_of_one_batch_share_their_context_still_when_it_is_kept() -> None:
-    desk, values = Desk(CLASSES), torch.ones(2)
-    desk.ask([question(1), question(2)], [{"values": values}] * 2)
-    first, second = (item["context"]["values"] for item in desk.state_dict()["open"])
+    questions, values = Questions(CLASSES), torch.ones(2)
+    questions.ask([question(1), question(2)], [{"values": values}] * 2)
+    first, second = (item["context"]["values"] for item in questions.state_dict()["open"])
     assert first.data_ptr() == second.data_ptr() != values.data_ptr() and torch.equal(first, values)
