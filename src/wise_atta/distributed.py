@@ -243,32 +243,33 @@ class SharedClassifier(Classifier):
         by_rank = torch.stack(self.ranks.gather(numbers)).tolist()
         return lambda: [min(row[0] for row in by_rank), *by_rank[0][1:]]
 
+    def _shares_of(self, inputs: Inputs) -> tuple[int, ...] | None:
+        """How many rows of the batch each rank has; None for inputs that were not checked as a share."""
+        shares: tuple[int, ...] | None = self._shares.get(leaves(inputs)[0])  # type: ignore[no-untyped-call]
+        return shares
+
+    def samples(self, inputs: Inputs) -> int:
+        """How many rows the batch has, over all ranks."""
+        shares = self._shares_of(inputs)
+        return super().samples(inputs) if shares is None else sum(shares)
+
     def own(self, inputs: Inputs) -> slice:
         """Where in the batch this rank's rows are."""
         return _span(self.ranks.rank, self._shares[leaves(inputs)[0]])
 
-    def samples(self, inputs: Inputs) -> int:
-        """How many rows the batch has, over all ranks."""
-        return sum(self._shares[leaves(inputs)[0]])
+    def forward(self, inputs: Inputs, **options: Any) -> Forward:
+        """Run the network on this rank's share, with logits and features of the whole batch.
 
-    def forward(
-        self, inputs: Inputs, *, statistics: Statistics | Literal["source"] | None = None, **options: Any
-    ) -> Forward:
-        """Run the network once: on this rank's share, or on inputs that all ranks have, such as a late label's.
-
-        Logits and features of a share are those of the whole batch.
+        Inputs that were not checked as a share are those of all ranks, the samples of late labels for one.
         """
-        shares: tuple[int, ...] | None = self._shares.get(leaves(inputs)[0])  # type: ignore[no-untyped-call]
-        if shares is None and statistics is None:
-            # Without BatchNorm there are none; given ones keep the ranks from waiting for each other's moments.
-            statistics = "source"
-        own = super().forward(inputs, statistics=statistics, **options)
+        own = super().forward(inputs, **options)
+        grad, shares = own.logits.requires_grad, self._shares_of(inputs)
         if shares is None:
             # Every rank does the same, and gradients are summed: each counts for its part.
-            grad = own.logits.requires_grad
-            return replace(own, logits=own.logits.detach().lerp(own.logits, 1 / self.ranks.size)) if grad else own
+            logits = own.logits.detach().lerp(own.logits, 1 / self.ranks.size) if grad else own.logits
+            return replace(own, logits=logits)
         self._shares[leaves(own.inputs)[0]] = shares
-        with torch.inference_mode(False), torch.set_grad_enabled(own.logits.requires_grad):
+        with torch.inference_mode(False), torch.set_grad_enabled(grad):
             logits = _Gather.apply(own.logits, self.ranks, shares)
         return replace(own, logits=logits, features=self.ranks.gather_rows(own.features.detach(), shares))
 

@@ -29,7 +29,7 @@ def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Ad
     model
         Any classifier. It is never changed.
     method
-        The name of a method, or one made by hand.
+        The name of a method, one made by hand, or ``"package.module:factory"``, a function that returns a `Method`.
     options
         Of four kinds, told apart by their names:
 

@@ -420,7 +420,7 @@ def test_a_prediction_that_is_never_learned_has_changed_nothing() -> None:
 def test_a_grant_that_was_not_foreseen_costs_one_forward() -> None:
     results = []
     for options in ({}, {"precision": "fp32"}):
-        adapter = make(policy=Told(0.5), annotator=None, **options)
+        adapter = make(policy=Told(0.5), ratio=None, annotator=None, **options)
         Told.wishes[:] = [0, 1, 0, 1]
         steps_of(adapter)
         assert adapter.counts.learned == 2

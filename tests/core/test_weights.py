@@ -32,8 +32,8 @@ def tent(make: Callable[..., Weights]) -> Adapter:
 
 def wise(make: Callable[..., Weights]) -> Adapter:
     update = how.TwoStep(lr=1e-2, norm="norm", block="head")
-    questions = who.Questions(annotator=who.Oracle(nets.truth))
-    return Adapter(make(adapt=update.adapts), update, policy=Uniform(ratio=0.5), questions=questions)
+    parts = {"policy": Uniform(ratio=0.5), "questions": who.Questions(annotator=who.Oracle(nets.truth))}
+    return Adapter(make(adapt=update.adapts), update, **parts)
 
 
 def batch(number: int) -> Tensor:

@@ -14,7 +14,7 @@ from wise_atta.how.labels import Labels
 from wise_atta.how.optimizer import Optimizer
 from wise_atta.how.replay import Draw, Kept, Replay, stack
 from wise_atta.how.update import Update, skipped
-from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.model import Forward, Spec, Version, Weights
 from wise_atta.stream import Inputs, tree_map
 
 
@@ -23,7 +23,7 @@ class Anchors(Replay):
 
     features: Tensor | None = None
 
-    def measure(self, model: Classifier, version: Version, chunk: int) -> None:
+    def measure(self, model: Weights, version: Version, chunk: int) -> None:
         """Take the features anew, `chunk` samples a forward."""
         inputs = [kept.inputs for kept in self.kept]
         found = [_features(model, version, inputs[i : i + chunk]) for i in range(0, len(inputs), chunk)]
@@ -94,7 +94,7 @@ class Anchored(Update):
         self.most = most
         self._batches = 0
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
+    def make_optimizer(self, model: Weights) -> Optimizer:
         return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=False)
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
@@ -159,7 +159,7 @@ class Anchored(Update):
         )
 
 
-def _features(model: Classifier, version: Version, samples: Sequence[Inputs]) -> Tensor:
+def _features(model: Weights, version: Version, samples: Sequence[Inputs]) -> Tensor:
     try:
         return model.forward(stack(samples, model.device), version=version).features
     except errors.BadInput:

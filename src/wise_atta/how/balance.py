@@ -13,7 +13,7 @@ from wise_atta.how.objective import Entropy
 from wise_atta.how.optimizer import Kind, Optimizer
 from wise_atta.how.sums import Loss
 from wise_atta.how.update import Update, skipped
-from wise_atta.model import Classifier, Forward, Spec
+from wise_atta.model import Forward, Spec, Weights
 
 # What the two weights add up to: two losses that are already balanced keep a weight of 1 each.
 _SUM = 2.0
@@ -58,7 +58,7 @@ class Balanced(Update):
         self.objective = Entropy(below=below)
         self.weights = Average(weight_momentum)
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
+    def make_optimizer(self, model: Weights) -> Optimizer:
         return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:

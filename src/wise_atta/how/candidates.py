@@ -10,12 +10,12 @@ from torch import Tensor
 
 from wise_atta import errors
 from wise_atta.anchor import Anchor
-from wise_atta.how.average import Average
+from wise_atta.average import Average
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective
 from wise_atta.how.optimizer import Kind, Optimizer, check_rate
 from wise_atta.how.update import Update, skipped
-from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.model import Forward, Spec, Version, Weights
 from wise_atta.stream import tree_map
 
 RATES = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3)
@@ -71,11 +71,11 @@ class Candidates(Update):
         self.kind: Kind = optimizer
         self.adapts = {"norm": norm, "rest": "all"}
 
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+    def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         super().start(model, anchor)
         self.supervised = Optimizer(model, kind="adam", lr=self.supervised_lr, share=self.optimizer)
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
+    def make_optimizer(self, model: Weights) -> Optimizer:
         # The rate is 1: what a step then adds is the direction that every candidate goes.
         return Optimizer(model, kind=self.kind, lr=1.0, momentum=self.momentum, nesterov=self.nesterov)
 

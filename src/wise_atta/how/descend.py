@@ -8,7 +8,7 @@ from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective
 from wise_atta.how.optimizer import Kind, Optimizer, check_pull
 from wise_atta.how.update import Update, skipped
-from wise_atta.model import Classifier, Forward, Spec
+from wise_atta.model import Forward, Spec, Weights
 
 
 class Descend(Update):
@@ -48,7 +48,7 @@ class Descend(Update):
         self.kind: Kind = optimizer
         self.pull = pull
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
+    def make_optimizer(self, model: Weights) -> Optimizer:
         return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
     @property

@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from wise_atta import errors, signals
 from wise_atta.anchor import Anchor
-from wise_atta.how.filters import trust
 from wise_atta.how.labels import Labels
 from wise_atta.how.optimizer import Optimizer, check_rate
 from wise_atta.how.replay import Draw, Replay, stack
 from wise_atta.how.update import Update, skipped
-from wise_atta.model import Classifier, Forward, Spec
+from wise_atta.model import Forward, Spec, Weights
+from wise_atta.signals import trust
 from wise_atta.stream import Inputs, tree_map
 from wise_atta.who import Query
 
@@ -35,9 +35,11 @@ class Tutor:
     """
 
     def __init__(
-        self, teacher: nn.Module | Classifier, *, lr: float = 2.5e-4, momentum: float = 0.9, below: float = 0.4
+        self, teacher: nn.Module | Weights, *, lr: float = 2.5e-4, momentum: float = 0.9, below: float = 0.4
     ) -> None:
-        if not isinstance(teacher, nn.Module | Classifier):
+        if teacher is None:
+            raise errors.BadConfig("there is no teacher: give teacher=, a stronger model of the same classes")
+        if not isinstance(teacher, nn.Module | Weights):
             raise errors.BadConfig(f"the teacher must be a module or a Classifier, not {type(teacher).__name__}")
         check_rate(lr)
         self.teacher = teacher
@@ -45,13 +47,13 @@ class Tutor:
         self.momentum = momentum
         self.below = below
 
-    def start(self, student: Classifier) -> None:
+    def start(self, student: Weights) -> None:
         """Get ready to teach this student. What the teacher runs is counted as the student's work."""
         if hasattr(self, "model"):
             raise errors.BadConfig("this Tutor teaches for another adapter already: make one for each")
         teacher = self.teacher
-        model = teacher if isinstance(teacher, Classifier) else student.like(teacher, statistics="renorm")
-        if isinstance(teacher, Classifier):
+        model = teacher if isinstance(teacher, Weights) else student.like(teacher, statistics="renorm")
+        if isinstance(teacher, Weights):
             theirs, own = (m.outputs if m.classes is None else len(m.classes) for m in (teacher, student))
         else:
             theirs, own = model.outputs, student.outputs
@@ -183,11 +185,11 @@ class Distillation(Update):
         self._losses: dict[str, Tensor] = {}
         self._sent = 0
 
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+    def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         self.tutor.start(model)
         super().start(model, anchor)
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
+    def make_optimizer(self, model: Weights) -> Optimizer:
         return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=False)
 
     def consult(self, forward: Forward, questions: Sequence[Query], sent: int) -> dict[str, int]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from wise_atta import errors, signals
 from wise_atta.how.filters import Redundancy, confident, trust
 from wise_atta.how.labels import Labels
-from wise_atta.model import Classifier, Forward
+from wise_atta.model import Forward, Weights
 
 
 class Objective:
@@ -23,10 +23,10 @@ class Objective:
 
     needs_statistics: bool = False
 
-    def __call__(self, model: Classifier, forward: Forward, labels: Labels) -> Tensor | None:
+    def __call__(self, model: Weights, forward: Forward, labels: Labels) -> Tensor | None:
         raise NotImplementedError
 
-    def start(self, model: Classifier) -> None:
+    def start(self, model: Weights) -> None:
         """Measure what must be known of the source before the stream starts."""
 
     def reset(self) -> None:
@@ -53,7 +53,7 @@ class Entropy(Objective):
             raise errors.BadConfig(f"below is a fraction of ln C above 0, or None for no filter, not {below}")
         self.below = below
 
-    def __call__(self, model: Classifier, forward: Forward, labels: Labels) -> Tensor | None:
+    def __call__(self, model: Weights, forward: Forward, labels: Labels) -> Tensor | None:
         entropy = signals.entropy(forward.logits)
         if self.below is None:
             return entropy.mean()
@@ -82,7 +82,7 @@ class ReliableEntropy(Objective):
         self.below = below
         self.redundancy = Redundancy(epsilon, mean_momentum)
 
-    def __call__(self, model: Classifier, forward: Forward, labels: Labels) -> Tensor | None:
+    def __call__(self, model: Weights, forward: Forward, labels: Labels) -> Tensor | None:
         classes = forward.logits.shape[1]
         entropy, probs = signals.entropy(forward.logits), forward.logits.detach().softmax(dim=1)
         keep = confident(entropy, classes, self.below)  # H < E₀

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from wise_atta import errors, signals
-from wise_atta.how.average import Average
-from wise_atta.how.filters import confident
+from wise_atta.average import Average
 from wise_atta.how.labels import Labels
 from wise_atta.how.optimizer import Optimizer
 from wise_atta.how.update import Update, skipped
-from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.model import Forward, Spec, Version, Weights
+from wise_atta.signals import confident
 
 
 def climb(version: Version, gradients: Mapping[str, list[Tensor]], rho: float) -> Version:
@@ -75,7 +75,7 @@ class SharpnessAware(Update):
         self.average = Average(loss_momentum)
         self.restore_below = restore_below
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
+    def make_optimizer(self, model: Weights) -> Optimizer:
         lr = _published_lr(model.model) if self.lr is None else self.lr
         return Optimizer(model, lr=lr, momentum=self.momentum, nesterov=self.nesterov)
 

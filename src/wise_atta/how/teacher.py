@@ -15,7 +15,7 @@ from wise_atta.how.optimizer import Kind, Optimizer
 from wise_atta.how.restore import Restore
 from wise_atta.how.update import Update
 from wise_atta.how.views import Augment, Augmentation
-from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.model import Forward, Spec, Version, Weights
 from wise_atta.stream import Inputs
 
 
@@ -73,13 +73,13 @@ class TeacherStudent(Update):
         self.seed = seed
         self._batches = 0
 
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+    def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         if anchor is None:
             raise errors.BadConfig("a student needs its teacher: give the adapter anchor=Anchor(0.999)")
         super().start(model, anchor)
         self.teacher = anchor
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
+    def make_optimizer(self, model: Weights) -> Optimizer:
         return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
     def output(self, forward: Forward) -> Tensor:

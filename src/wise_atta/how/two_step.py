@@ -14,7 +14,7 @@ from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective
 from wise_atta.how.optimizer import Optimizer, check_pull, check_rate
 from wise_atta.how.update import Update, lean_to_batch, skipped
-from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.model import Forward, Spec, Version, Weights
 
 Head: TypeAlias = Literal["full", "bias", "none"]
 _HEADS: dict[str, Spec] = {"full": "head", "bias": "head.bias"}
@@ -102,13 +102,13 @@ class TwoStep(Update):
         elif train_head != "none":
             self.adapts["second"] = _HEADS[train_head]
 
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+    def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         super().start(model, anchor)
         if self.block is not None:
             self._inside = frozenset(model.select(self.block))
             self.second = self.make_optimizer(model, share=self.optimizer)
 
-    def make_optimizer(self, model: Classifier, share: Optimizer | None = None) -> Optimizer:
+    def make_optimizer(self, model: Weights, share: Optimizer | None = None) -> Optimizer:
         return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, share=share)
 
     def output(self, forward: Forward) -> Tensor:
@@ -242,7 +242,7 @@ class PublishedTwoStep(Update):
             self.adapts["head"] = _HEADS[train_head]
         self._head = [group for group in self.adapts if group == "head"]
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
+    def make_optimizer(self, model: Weights) -> Optimizer:
         return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:

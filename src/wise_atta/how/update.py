@@ -14,7 +14,7 @@ from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Objective
 from wise_atta.how.optimizer import Optimizer
 from wise_atta.how.sums import Sums
-from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.model import Forward, Spec, Version, Weights
 from wise_atta.who import Query
 
 
@@ -27,7 +27,7 @@ class Update:
     Attributes
     ----------
     adapts
-        Groups of tensors, in the words of `Classifier(adapt=…)`. Empty: nothing adapts.
+        Groups of tensors, in the words of `Weights(adapt=…)`. Empty: nothing adapts.
     objective
         What the unlabelled samples teach, where that is a part of its own: started, reset and saved with the rule.
     needs_graph
@@ -55,7 +55,7 @@ class Update:
         """Whether `learn` wants the forward with the statistics that it normalised with."""
         return self.objective is not None and self.objective.needs_statistics
 
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+    def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         """Take charge of a classifier whose tensors are at the source."""
         if hasattr(self, "model"):
             raise errors.BadConfig(f"this {type(self).__name__} serves another adapter already: make one for each")
@@ -65,7 +65,7 @@ class Update:
         self.anchor = anchor
         self.optimizer = self.make_optimizer(model)
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
+    def make_optimizer(self, model: Weights) -> Optimizer:
         """The optimizer of this rule."""
         return Optimizer(model)
 
