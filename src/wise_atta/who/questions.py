@@ -199,7 +199,8 @@ class Questions:
         self.context: Context = context
         self.late_weight = late_weight
         self.late_limit = late_limit
-        self.teacher_cost: int | None = None
+        self.taught = False
+        self._teacher_cost: int | None = None
         self._open: dict[str, Asked] = {}
         self._pending: dict[str, Asked] = {}
         self._closed = Closed(remember)
@@ -210,7 +211,9 @@ class Questions:
     def start(self, refund: Callable[[int], None], teacher_cost: int | None) -> None:
         """Serve an adapter: labels return to its account; `teacher_cost` is that of a label of its own teacher."""
         self._return = refund
-        self.teacher_cost = teacher_cost
+        self._teacher_cost = teacher_cost
+        # A teacher of the method's own answers in `learn`, when it is time.
+        self.taught = teacher_cost is not None
 
     def __repr__(self) -> str:
         return (
@@ -241,15 +244,10 @@ class Questions:
         return list(self._pending.values())
 
     @property
-    def taught(self) -> bool:
-        """Whether the method has a teacher of its own, who answers in `learn` when it is time."""
-        return self.teacher_cost is not None
-
-    @property
     def free(self) -> bool:
         """Labels that cost nothing are not rationed: the policy is not asked and the account not charged."""
-        if self.teacher_cost is not None:
-            return self.teacher_cost == 0
+        if self.taught:
+            return self._teacher_cost == 0
         return self.annotator is not None and self.annotator.cost == 0
 
     # -- asked ----------------------------------------------------------------------------------------------------
@@ -430,11 +428,10 @@ class Questions:
         """
         if answers:
             self._record(answers)
-        if learned:
-            self.learned(learned, now)
+        self._close(learned, "learned", now)
         if stale:
             self.dismiss(stale)
-        expired = self.closing(number)
+        expired = [] if self.expires_after is None else self.closing(number)
         if expired:
             self.give_up(expired)
         return expired
