@@ -211,7 +211,7 @@ def cases() -> dict[str, Case]:
     for kind in found(who.Annotator, who):
         every[f"annotator {kind.__name__}"] = Case(made(kind), as_it_is, reply)
     found(how.Update, methods)
-    for kind in found(how.Update, how):
+    for kind in (kind for kind in found(how.Update, how) if kind is not how.GradientUpdate):
         every[f"update {kind.__name__}"] = Case(made(kind), loop, step, adapts=True)
     for kind in found(how.Objective, how):
         every[f"objective {kind.__name__}"] = Case(made(kind), minimise, step, adapts=True)

@@ -421,7 +421,7 @@ def test_a_prediction_that_is_never_learned_has_changed_nothing() -> None:
 def test_a_policy_that_grants_what_it_did_not_foresee_costs_a_forward_and_nothing_else() -> None:
     found = []
     for options in ({}, {"precision": "fp32"}):
-        adapter = make(policy=Told(0.5), annotator=None, **options)
+        adapter = make(policy=Told(0.5), ratio=None, annotator=None, **options)
         Told.wishes[:] = [0, 1, 0, 1]
         steps_of(adapter)
         assert adapter.counts.learned == 2
