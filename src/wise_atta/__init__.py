@@ -2,7 +2,7 @@
 
 from wise_atta import errors, how, methods, signals, what, when, who
 from wise_atta.anchor import Anchor
-from wise_atta.engine.memory import keep_memory
+from wise_atta.fast import keep_memory
 from wise_atta.guard import Guard
 from wise_atta.loop import Adapter
 from wise_atta.model import Classifier

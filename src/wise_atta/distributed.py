@@ -74,9 +74,9 @@ class Ranks:
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, in their order; all have one shape."""
-        found = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        dist.all_gather(found, tensor.contiguous(), group=self._group)
-        return found
+        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        dist.all_gather(parts, tensor.contiguous(), group=self._group)
+        return parts
 
     def gather_rows(self, tensor: Tensor, shares: Sequence[int]) -> Tensor:
         """The rows of all ranks one after the other, `shares` of them each."""
@@ -93,16 +93,16 @@ class Ranks:
 
     def objects(self, value: Any) -> list[Any]:
         """What every rank brought, in their order."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self._group)
-        return found
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and biased variance of every channel over the rows of all ranks, and how many rows those are."""
         var, mean = torch.var_mean(x, dim=_all_but_channels(x), correction=0)
         rows = mean.new_full((1,), x.numel() // x.shape[1])
-        said = torch.stack(self.gather(torch.cat([mean, var, rows])))
-        means, variances, counts = torch.split_with_sizes(said, [len(mean), len(mean), 1], dim=1)
+        shares = torch.stack(self.gather(torch.cat([mean, var, rows])))
+        means, variances, counts = torch.split_with_sizes(shares, [len(mean), len(mean), 1], dim=1)
         total = counts.sum()
         mean = (means * counts).sum(dim=0) / total
         # The spread inside the shares and that between them: exact, where E[x²] − E[x]² would cancel.
@@ -225,13 +225,13 @@ class SharedClassifier(Classifier):
             kinds = [(tuple(leaf.shape[1:]), str(leaf.dtype)) for leaf in leaves(inputs)]
             shapes = zlib.crc32(repr(kinds).encode())
         message = torch.tensor([rows, shapes], dtype=torch.long, device=self.device)
-        said = torch.stack(self.ranks.gather(message)).tolist()
-        shares = tuple(row[0] for row in said)
+        messages = torch.stack(self.ranks.gather(message)).tolist()
+        shares = tuple(row[0] for row in messages)
         if problem is not None:
             raise problem
         if 0 in shares:
             raise errors.BadInput(f"rank {shares.index(0)} has a share that cannot be predicted on: see its own error")
-        if len({row[1] for row in said}) > 1:
+        if len({row[1] for row in messages}) > 1:
             raise errors.BadInput("the ranks' shares of this batch differ in shape or dtype: cut one batch into shares")
         if sum(shares) == 1:
             super().check(inputs)
@@ -243,79 +243,49 @@ class SharedClassifier(Classifier):
         by_rank = torch.stack(self.ranks.gather(numbers)).tolist()
         return lambda: [min(row[0] for row in by_rank), *by_rank[0][1:]]
 
-    def shares(self, inputs: Inputs) -> tuple[int, ...]:
-        """How many rows of the batch each rank has."""
-        shares: tuple[int, ...] = self._shares[leaves(inputs)[0]]
+    def _shares_of(self, inputs: Inputs) -> tuple[int, ...] | None:
+        """How many rows of the batch each rank has; None for inputs that were not checked as a share."""
+        shares: tuple[int, ...] | None = self._shares.get(leaves(inputs)[0])  # type: ignore[no-untyped-call]
         return shares
 
     def samples(self, inputs: Inputs) -> int:
         """How many rows the batch has, over all ranks."""
-        return sum(self.shares(inputs))
+        shares = self._shares_of(inputs)
+        return super().samples(inputs) if shares is None else sum(shares)
 
     def own(self, inputs: Inputs) -> slice:
         """Where in the batch this rank's rows are."""
-        return _span(self.ranks.rank, self.shares(inputs))
+        return _span(self.ranks.rank, self._shares[leaves(inputs)[0]])
 
-    def forward(
-        self,
-        inputs: Inputs,
-        *,
-        version: Version | None = None,
-        statistics: Statistics | Literal["source"] | None = None,
-        running: Tensor | Literal["now"] | None = "now",
-        grad: bool = False,
-        keep: bool = True,
-        beside: Forward | None = None,
-    ) -> Forward:
-        """Run the network once: on this rank's share, or on inputs that all ranks have, such as a late label's."""
-        if leaves(inputs)[0] in self._shares and not isinstance(statistics, Statistics):
-            return self._forward_share(inputs, version, statistics, running, grad, beside)
-        # Without BatchNorm there are no statistics; given ones keep the ranks from waiting for each other's moments.
-        statistics = "source" if statistics is None else statistics
-        alone = super().forward(inputs, version=version, statistics=statistics, grad=grad)
-        # Every rank does the same, and gradients are summed: each counts for its part.
-        logits = alone.logits.detach().lerp(alone.logits, 1 / self.ranks.size) if grad else alone.logits
-        return replace(alone, logits=logits)
+    def forward(self, inputs: Inputs, **options: Any) -> Forward:
+        """Run the network on this rank's share, with logits and features of the whole batch.
 
-    def _forward_share(
-        self,
-        inputs: Inputs,
-        version: Version | None,
-        statistics: Literal["source"] | None,
-        running: Tensor | Literal["now"] | None,
-        grad: bool,
-        beside: Forward | None,
-    ) -> Forward:
-        """Run the network on this rank's share; logits and features are those of the whole batch."""
-        shares = self.shares(inputs)
-        part = super().forward(
-            inputs, version=version, statistics=statistics, running=running, grad=grad, beside=beside
-        )
-        self._shares[leaves(part.inputs)[0]] = shares
+        Inputs that were not checked as a share are those of all ranks, the samples of late labels for one.
+        """
+        own = super().forward(inputs, **options)
+        grad, shares = own.logits.requires_grad, self._shares_of(inputs)
+        if shares is None:
+            # Every rank does the same, and gradients are summed: each counts for its part.
+            logits = own.logits.detach().lerp(own.logits, 1 / self.ranks.size) if grad else own.logits
+            return replace(own, logits=logits)
+        self._shares[leaves(own.inputs)[0]] = shares
         with torch.inference_mode(False), torch.set_grad_enabled(grad):
-            logits: Tensor = _Gather.apply(part.logits, self.ranks, shares)
-        return replace(part, logits=logits, features=self.ranks.gather_rows(part.features.detach(), shares))
+            logits = _Gather.apply(own.logits, self.ranks, shares)
+        return replace(own, logits=logits, features=self.ranks.gather_rows(own.features.detach(), shares))
 
     def gradients(
-        self,
-        loss: Tensor,
-        version: Version,
-        groups: Sequence[str],
-        *,
-        slope: Tensor | None = None,
-        retain_graph: bool = False,
-        head: bool = False,
+        self, loss: Tensor, version: Version, groups: Sequence[str], *, head: bool = False, **options: Any
     ) -> dict[str, list[Tensor]]:
         """As for `Classifier`, of the loss over all ranks' rows: what every rank's own rows are due, summed."""
-        found = super().gradients(loss, version, groups, slope=slope, retain_graph=retain_graph, head=head)
-        grads = [grad for group in groups for grad in found[group]]
+        own = super().gradients(loss, version, groups, head=head, **options)
+        grads = [grad for group in groups for grad in own[group]]
         if not grads:
-            return found
+            return own
         flat = torch.cat([grad.flatten() for grad in grads])
         # The head's step starts from features that all ranks have, so each has the whole of its gradient already.
         total = self.ranks.add(flat / self.ranks.size if head else flat)
         summed = iter(torch.split_with_sizes(total, [grad.numel() for grad in grads]))
-        return {group: [next(summed).view_as(grad) for grad in found[group]] for group in groups}
+        return {group: [next(summed).view_as(grad) for grad in own[group]] for group in groups}
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from wise_atta import errors
 from wise_atta.model import Forward, Statistics, Work
 from wise_atta.stream import Inputs
 from wise_atta.view import View
-from wise_atta.when import Decision
+from wise_atta.when import Decision, Policy
 from wise_atta.who import Counts, Query
 
 
@@ -100,6 +101,17 @@ class Prediction:
     def __len__(self) -> int:
         return len(self.logits)
 
+    def unlearned_by(self, adapter: object, frozen: bool) -> Unlearned:
+        """What an adapter needs to learn from it; an error where that cannot be."""
+        batch = self._unlearned
+        if self._learned:
+            raise errors.AlreadyLearned(f"batch {self.number} was learned already: call predict again for a new batch")
+        if batch is None and frozen:
+            return Unlearned(adapter, self.logits, None)
+        if batch is None or batch.owner is not adapter:
+            raise errors.BadInput("this prediction cannot be learned: it came from plain inference or another adapter")
+        return batch
+
 
 @dataclass(frozen=True)
 class Step:
@@ -163,3 +175,19 @@ class Step:
     work: Work
     seconds: float
     tripped: str | None = None
+
+    @classmethod
+    def of(cls, out: Prediction, batch: Unlearned, policy: Policy, **rest: Any) -> Step:
+        """The step that a batch was, with what came of learning it."""
+        return cls(
+            number=out.number,
+            samples=len(out.logits),
+            utility=out.utility,
+            threshold=batch.decision.threshold,
+            rate=batch.decision.rate,
+            debt=batch.decision.debt,
+            asked=batch.asked,
+            spent=policy.spent,
+            allowed=policy.allowed,
+            **rest,
+        )

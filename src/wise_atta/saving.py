@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from wise_atta import errors
 
 if TYPE_CHECKING:
-    from wise_atta.loop import Adapter
+    from wise_atta.controls import Controls
 
 _VERSION = 1
 _PARTS = ("update", "policy", "utility", "selector", "anchor", "guard")
 
 
-def state_of(adapter: Adapter) -> dict[str, Any]:
+def state_of(adapter: Controls) -> dict[str, Any]:
     """Everything needed to go on to the same bits."""
     running = adapter.classifier.running
     return {
@@ -35,7 +35,7 @@ def state_of(adapter: Adapter) -> dict[str, Any]:
     }
 
 
-def load(adapter: Adapter, state: Mapping[str, Any]) -> None:
+def load(adapter: Controls, state: Mapping[str, Any]) -> None:
     """Put an adapter into a saved state; one that cannot be read leaves it as it was."""
     _check(adapter, state)
     before = state_of(adapter)
@@ -48,7 +48,7 @@ def load(adapter: Adapter, state: Mapping[str, Any]) -> None:
         raise errors.StateMismatch(f"the state could not be read: {error!r}") from error
 
 
-def _check(adapter: Adapter, state: Mapping[str, Any]) -> None:
+def _check(adapter: Controls, state: Mapping[str, Any]) -> None:
     if not isinstance(state, Mapping):
         raise errors.StateMismatch(f"a state is what state_dict() gave, not a {type(state).__name__}")
     if state.get("version") != _VERSION:
@@ -71,7 +71,7 @@ def _check(adapter: Adapter, state: Mapping[str, Any]) -> None:
         )
 
 
-def _load(adapter: Adapter, state: Mapping[str, Any]) -> None:
+def _load(adapter: Controls, state: Mapping[str, Any]) -> None:
     if state["desk"] is None:
         # Earlier releases kept no questions before the first was asked.
         adapter.questions.forget()
@@ -91,7 +91,7 @@ def _load(adapter: Adapter, state: Mapping[str, Any]) -> None:
         adapter.guard.load_state_dict(state["guard"])
 
 
-def _parts(adapter: Adapter) -> dict[str, str]:
+def _parts(adapter: Controls) -> dict[str, str]:
     parts = {name: type(getattr(adapter, name)).__name__ for name in _PARTS}
     objective = type(getattr(adapter.update, "objective", None)).__name__
     return parts | {"objective": objective, "statistics": adapter.classifier.statistics}

@@ -32,7 +32,7 @@ def tent(make: Callable[..., Weights]) -> Adapter:
 
 def wise(make: Callable[..., Weights]) -> Adapter:
     update = how.TwoStep(lr=1e-2, norm="norm", block="head")
-    parts = {"policy": Uniform(ratio=0.5), "annotator": who.Oracle(nets.truth)}
+    parts = {"policy": Uniform(ratio=0.5), "questions": who.Questions(annotator=who.Oracle(nets.truth))}
     return Adapter(make(adapt=update.adapts), update, **parts)
 
 

@@ -16,7 +16,7 @@ from wise_atta.data.streams import DataStream, PictureStream, StreamSpec, open_s
 from wise_atta.stream import Batch
 
 
-class Held:
+class CachedStream:
     """A picture stream kept in memory. It gives the same bits as the stream it was read from.
 
     Parameters
@@ -41,7 +41,7 @@ class Held:
             start += len(pixels)
             self._batches.append(Batch(pixels, batch.ids, batch.meta))
 
-    def under(self, spec: StreamSpec) -> Held:
+    def under(self, spec: StreamSpec) -> CachedStream:
         """The same batches under the other of the protocols ctta and ftta, which differ in where methods start anew."""
         other = copy.copy(self)
         other.spec = spec
@@ -61,7 +61,7 @@ class Held:
         """The batches from number `start` on, counted from 0."""
         for number, held in enumerate(self._batches[start:], start):
             assert isinstance(held.inputs, Tensor)
-            reset = self.spec.protocol == "ftta" and self._stream.plan.enters(number)
+            reset = self.spec.protocol == "ftta" and self._stream.arrangement.enters(number)
             meta = {**held.meta, "reset": reset}
             yield Batch(held.inputs.float().div_(self._stream.white), held.ids, meta)
 
@@ -82,7 +82,7 @@ class Held:
         return {**self._stream.describe(), "spec": self.spec.to_dict(), "digest": self.spec.digest}
 
 
-class Shelf:
+class StreamCache:
     """Streams by description and data folder, each read once, the least recently used let go when there are too many.
 
     Parameters
@@ -93,24 +93,24 @@ class Shelf:
 
     def __init__(self, keep: int = 2) -> None:
         self.keep = keep
-        self._held: dict[tuple[str, str, Path | None], tuple[Held, Mapping[str, int]]] = {}
+        self._streams: dict[tuple[str, str, Path | None], tuple[CachedStream, Mapping[str, int]]] = {}
 
     def open(
         self, spec: StreamSpec, root: Path | None, *, device: torch.device, workers: int | None
-    ) -> tuple[DataStream | Held, Mapping[str, int]]:
+    ) -> tuple[DataStream | CachedStream, Mapping[str, int]]:
         """As `open_stream`, from memory where possible: a stream of one's own may come in its own time."""
         # Neither where methods start anew nor when answers come changes what the batches hold.
         base = replace(spec, protocol="ctta" if spec.protocol == "ftta" else spec.protocol, delay=0)
         folder = named_root(root)
         key = base.digest, str(device), None if folder is None else folder.resolve()
-        if key in self._held:
-            held, truth = self._held[key] = self._held.pop(key)
-            return held.under(spec), truth
+        if key in self._streams:
+            cached, truth = self._streams[key] = self._streams.pop(key)
+            return cached.under(spec), truth
         stream, truth = open_stream(base, root, device=device, workers=workers)
         if not isinstance(stream, PictureStream):
             return stream, truth
-        while len(self._held) >= self.keep:
-            del self._held[next(iter(self._held))]
+        while len(self._streams) >= self.keep:
+            del self._streams[next(iter(self._streams))]
         # Truth looks a label up in its data set; many runs over one stream are served faster by a plain dictionary.
-        held, truth = self._held[key] = Held(stream), dict(truth)
-        return held.under(spec), truth
+        cached, truth = self._streams[key] = CachedStream(stream), dict(truth)
+        return cached.under(spec), truth

@@ -17,7 +17,7 @@ from wise_atta.bench.experiment import Experiment, card_files, read_cards, read_
 from wise_atta.bench.record import read_json
 from wise_atta.bench.run import pick_device
 from wise_atta.bench.spread import borrowed, measure, put_spreads, said
-from wise_atta.bench.stream_cache import Shelf
+from wise_atta.bench.stream_cache import StreamCache
 from wise_atta.bench.sweep import Places, expand, sweep, table
 from wise_atta.bench.terminal import left_out, watched
 from wise_atta.bench.tune import LEARNING_RATES, lay_out, tune
@@ -204,7 +204,7 @@ def verify_command(
 
     Example: wise-atta verify runs/tent-s0-1a2b3c4d5e6f docs/results/methods/cifar10/cards.json#06c7f2
     """
-    verdicts, shelf = list[Verdict](), Shelf(2)
+    verdicts, cache = list[Verdict](), StreamCache(2)
     problems: list[str] = []
     for file in [file for place in files for file in card_files(place) or [place]]:
         try:
@@ -214,7 +214,7 @@ def verify_command(
             continue
         for card in cards:
             try:
-                verdicts.append(verify(card, data=data, weights=weights, shelf=shelf))
+                verdicts.append(verify(card, data=data, weights=weights, cache=cache))
             except errors.WiseAttaError as error:
                 problems.append(f"{card['digest']} in {file}: {error}")
                 continue

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from wise_atta import signals
-from wise_atta.engine.direct import Direct, Seen, all_finite
+from wise_atta.engine.direct import Direct, Seen
 from wise_atta.how import Entropy, Labels, Loss, Objective, Sums, confident
-from wise_atta.model import Classifier, Forward, Gradients
+from wise_atta.model import Forward, Gradients, Weights
+from wise_atta.model.checks import all_finite
 from wise_atta.stream import Inputs
 from wise_atta.what import Selector
 
@@ -37,7 +38,7 @@ class Notes:
     prepared: Prepared
     early: Gradients | None = None
 
-    def __call__(self, model: Classifier, objective: Objective, forward: Forward, labels: Labels) -> Sums:
+    def __call__(self, model: Weights, objective: Objective, forward: Forward, labels: Labels) -> Sums:
         return Slopes(model, objective, forward, labels)
 
 
@@ -225,7 +226,7 @@ class _Supervised(Loss):
 class Slopes(Sums):
     """The losses of a forward by their slopes in the logits, where these are known: values are for later."""
 
-    def __init__(self, model: Classifier, objective: Objective, forward: Forward, labels: Labels) -> None:
+    def __init__(self, model: Weights, objective: Objective, forward: Forward, labels: Labels) -> None:
         super().__init__(model, objective, forward, labels)
         self.prepared: Prepared = forward.notes.prepared
         self.early: Gradients | None = forward.notes.early

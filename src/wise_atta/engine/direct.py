@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from wise_atta import errors, signals
+from wise_atta import errors
 from wise_atta.anchor import Anchor
 from wise_atta.how import Update
-from wise_atta.model import Classifier, Forward
-from wise_atta.stream import Inputs, leaves
+from wise_atta.model import Forward, Weights
+from wise_atta.model.checks import all_finite
+from wise_atta.stream import Inputs
 from wise_atta.view import View
 from wise_atta.what import Selector
 from wise_atta.when import Policy, Utility
@@ -42,7 +42,7 @@ class Direct:
         The parts of the adapter that it works for.
     """
 
-    model: Classifier
+    model: Weights
     anchor: Anchor | None
     update: Update
     policy: Policy
@@ -99,12 +99,3 @@ class Direct:
             anchor=anchor_logits,
             age=age,
         )
-
-
-def all_finite(inputs: Inputs, *outputs: Tensor) -> Tensor:
-    """Whether there is neither NaN nor Inf in a batch and in what the model made of it."""
-    tensors: Sequence[Tensor] = (*outputs, *(leaf for leaf in leaves(inputs) if leaf.is_floating_point()))
-    finite = torch.ones((), dtype=torch.bool) if not tensors else signals.all_finite(tensors[0])
-    for tensor in tensors[1:]:
-        finite = finite & signals.all_finite(tensor)
-    return finite

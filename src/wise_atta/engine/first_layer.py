@@ -38,7 +38,7 @@ class FirstLayer:
         self._inputs: tuple[Tensor, int] | None = None
         self._keeps = False
         self._calls = 0
-        self._given: First | None = None
+        self._known: First | None = None
         self._kept: First | None = None
         # With and without gradients: whether the network was seen to leave the output as it is, by giving it a copy.
         self._harmless: dict[bool, bool] = {}
@@ -53,8 +53,8 @@ class FirstLayer:
                 return plain(*args, **kwargs)
             self._calls += 1
             autocast = _autocast(args[0].device)
-            if self._given is not None and self._given.autocast == autocast and self._is_harmless():
-                return self._given.output if self._copy is None else self._copy
+            if self._known is not None and self._known.autocast == autocast and self._is_harmless():
+                return self._known.output if self._copy is None else self._copy
             output = plain(*args)
             if self._keeps and torch.is_grad_enabled() and isinstance(output, Tensor):
                 self._kept = First(output.detach(), output._version, autocast)
@@ -70,16 +70,16 @@ class FirstLayer:
         return kept if kept is not None and kept.output._version == kept.version else None
 
     @contextlib.contextmanager
-    def known(self, given: First | None, keeps: bool) -> Iterator[None]:
+    def known(self, first: First | None, keeps: bool) -> Iterator[None]:
         """Within this, the layer gives what is known for the network's input, or keeps what it gives, if wanted."""
-        self._given = given if given is not None and given.output._version == given.version else None
+        self._known = first if first is not None and first.output._version == first.version else None
         self._keeps = keeps
         try:
             yield
         finally:
             if self._copy is not None:
                 self._harmless[torch.is_grad_enabled()] = self._copy._version == 0
-            self._inputs = self._given = self._kept = self._copy = None
+            self._inputs = self._known = self._kept = self._copy = None
             self._calls = 0
 
     def enters(self, inputs: Tensor) -> None:
@@ -91,8 +91,8 @@ class FirstLayer:
 
     def _is_harmless(self) -> bool:
         grad = torch.is_grad_enabled()
-        if grad not in self._harmless and self._given is not None:
-            self._copy = self._given.output.clone()
+        if grad not in self._harmless and self._known is not None:
+            self._copy = self._known.output.clone()
         return self._harmless.get(grad, True)
 
 

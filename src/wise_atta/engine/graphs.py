@@ -32,17 +32,9 @@ class Recorded(Protocol):
     first: First | None
 
 
-class Network(Protocol):
-    """Runs the network on given memory: inputs, adapted values, moving statistics, what the first layer gave if known.
-
-    Whether there is a graph is torch's own setting at that moment.
-    """
-
-    def __call__(
-        self, inputs: Inputs, tensors: dict[str, Tensor], running: Tensor | None, first: First | None
-    ) -> Recorded: ...
-
-
+# Runs the network on memory that it is given: inputs, adapted values, moving statistics, what the first layer gave if
+# known. Whether there is a graph is torch's own setting at that moment.
+Run: TypeAlias = Callable[[Inputs, dict[str, Tensor], Tensor | None, First | None], Recorded]
 # What a recording serves: forwards with a graph, those without, and those without that follow one with a graph.
 Use: TypeAlias = Literal["graph", "plain", "beside"]
 
@@ -63,7 +55,7 @@ class Recording:
 
     def __init__(
         self,
-        network: Network,
+        run: Run,
         views: Callable[[Tensor], dict[str, Tensor]],
         inputs: Inputs,
         flat: Tensor,
@@ -87,24 +79,22 @@ class Recording:
             tensor.requires_grad_(grad)
         aside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with _benchmarked(), torch.set_grad_enabled(grad):
-            self._warm_up(aside, network, tensors, first)
+            self._warm_up(aside, run, tensors, first)
             self._forward = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._forward, stream=aside, capture_error_mode="thread_local"):
-                self.recorded = network(self.inputs, tensors, self.running, first)
+                self.recorded = run(self.inputs, tensors, self.running, first)
             self.logits, self.features = self.recorded.logits, self.recorded.features
             if grad:
                 self._record_backward(aside, tensors, views)
         self.recorded.logits = self.logits = self.logits.detach()
         self.recorded.features = self.features = self.features.detach()
 
-    def _warm_up(
-        self, aside: torch.cuda.Stream, network: Network, tensors: dict[str, Tensor], first: First | None
-    ) -> None:
+    def _warm_up(self, aside: torch.cuda.Stream, run: Run, tensors: dict[str, Tensor], first: First | None) -> None:
         """Let libraries choose their kernels and compilers compile, before anything is recorded."""
         aside.wait_stream(self.stream)
         with torch.cuda.stream(aside):
             for _ in range(_WARMUP):
-                out = network(self.inputs, tensors, self.running, first)
+                out = run(self.inputs, tensors, self.running, first)
                 if self.grad:
                     outputs = [out.logits, out.features]
                     _gradients(outputs, tensors, [torch.zeros_like(output) for output in outputs])
@@ -114,7 +104,7 @@ class Recording:
         self, aside: torch.cuda.Stream, tensors: dict[str, Tensor], views: Callable[[Tensor], dict[str, Tensor]]
     ) -> None:
         outputs = [self.logits, self.features]
-        self._given = [torch.zeros_like(output) for output in outputs]
+        self._slopes = [torch.zeros_like(output) for output in outputs]
         self._filled: set[int] = set()
         self.gradient = torch.zeros_like(self.flat)
         places = views(self.gradient)
@@ -123,8 +113,8 @@ class Recording:
             self._backward, pool=self._forward.pool(), stream=aside, capture_error_mode="thread_local"
         ):
             # What the forward saved must stay: a rule may take two gradients of one forward.
-            found = _gradients(outputs, tensors, self._given, retain_graph=True)
-            torch._foreach_copy_(list(places.values()), found)
+            gradients = _gradients(outputs, tensors, self._slopes, retain_graph=True)
+            torch._foreach_copy_(list(places.values()), gradients)
 
     def fits(self) -> bool:
         """Whether it can be used now: on the stream it was made for, and not while an earlier forward is in use."""
@@ -148,16 +138,16 @@ class Recording:
             self._forward.replay()
             return self.logits.clone(), self.features.clone(), [t.clone() for t in extras(self.recorded)]
 
-    def backward(self, given: Sequence[Tensor | None]) -> Tensor:
+    def backward(self, slopes: Sequence[Tensor | None]) -> Tensor:
         """The gradient of all adapted values, as one vector, for gradients of logits and features."""
         assert self._backward is not None
         with self._lock:
-            for index, (place, gradient) in enumerate(zip(self._given, given, strict=True)):
+            for index, (place, gradient) in enumerate(zip(self._slopes, slopes, strict=True)):
                 if gradient is not None:
                     place.copy_(gradient)
                 elif index in self._filled:
                     place.zero_()
-            self._filled = {index for index, gradient in enumerate(given) if gradient is not None}
+            self._filled = {index for index, gradient in enumerate(slopes) if gradient is not None}
             self._backward.replay()
             return self.gradient.clone()
 
@@ -184,15 +174,15 @@ class _Replayed(torch.autograd.Function):
     def forward(
         ctx: Any, recording: Recording, inputs: Inputs, running: Tensor | None, rest: list[Tensor], flat: Tensor
     ) -> tuple[Tensor, Tensor]:
-        logits, features, found = recording.replay(inputs, flat, running)
-        rest.extend(found)
+        logits, features, others = recording.replay(inputs, flat, running)
+        rest.extend(others)
         ctx.recording, ctx.token = recording, recording.lend()
         ctx.set_materialize_grads(False)
         return logits, features
 
     @staticmethod
-    def backward(ctx: Any, *given: Tensor | None) -> Any:
-        return None, None, None, None, _gradient(ctx, given)
+    def backward(ctx: Any, *slopes: Tensor | None) -> Any:
+        return None, None, None, None, _gradient(ctx, slopes)
 
 
 def _recording_of(logits: Tensor) -> Recording | None:
@@ -201,11 +191,11 @@ def _recording_of(logits: Tensor) -> Recording | None:
     return recording if isinstance(recording, Recording) else None
 
 
-def _gradient(ctx: Any, given: Sequence[Tensor | None]) -> Tensor:
+def _gradient(ctx: Any, slopes: Sequence[Tensor | None]) -> Tensor:
     recording: Recording = ctx.recording
     if not recording.is_last(ctx):
         raise RuntimeError("a later forward has taken the memory of this one: its gradient was asked for too late")
-    return recording.backward(given)
+    return recording.backward(slopes)
 
 
 class Graphs:
@@ -215,8 +205,8 @@ class Graphs:
     recording does not come at all. A network that cannot be recorded runs as before.
     """
 
-    def __init__(self, network: Network, views: Callable[[Tensor], dict[str, Tensor]]) -> None:
-        self._network = network
+    def __init__(self, run: Run, views: Callable[[Tensor], dict[str, Tensor]]) -> None:
+        self._run = run
         self._views = views
         self._recordings: dict[Use, tuple[Any, Recording]] = {}
         self._seen: dict[Use, Counter[Any]] = {use: Counter() for use in get_args(Use)}
@@ -285,7 +275,7 @@ class Graphs:
             self._seen["beside"].clear()
         del known
         try:
-            recording = Recording(self._network, self._views, inputs, flat, running, grad, beside)
+            recording = Recording(self._run, self._views, inputs, flat, running, grad, beside)
         except RuntimeError as error:
             self._refused = True
             _log.warning("the network cannot be recorded as a CUDA graph and runs without: %s", error)
@@ -305,9 +295,9 @@ def _shape(tree: Inputs) -> Any:
 
 
 def _gradients(
-    outputs: Sequence[Tensor], tensors: dict[str, Tensor], given: Sequence[Tensor], retain_graph: bool = False
+    outputs: Sequence[Tensor], tensors: dict[str, Tensor], slopes: Sequence[Tensor], retain_graph: bool = False
 ) -> tuple[Tensor, ...]:
-    pairs = [(output, gradient) for output, gradient in zip(outputs, given, strict=True) if output.requires_grad]
+    pairs = [(output, gradient) for output, gradient in zip(outputs, slopes, strict=True) if output.requires_grad]
     return torch.autograd.grad(
         [output for output, _ in pairs],
         list(tensors.values()),

@@ -15,13 +15,13 @@ def send(tensors: Sequence[Tensor]) -> tuple[list[Tensor], Callable[[], None]]:
     wait for it, as ever. All are on one device. Those that the host can read already are given as they are.
     """
     # To pinned memory, which torch takes for such a copy: for any other it would wait here.
-    found = [tensor.to("cpu", non_blocking=True) if tensor.is_cuda else tensor for tensor in tensors]
+    places = [tensor.to("cpu", non_blocking=True) if tensor.is_cuda else tensor for tensor in tensors]
     stream = working(tensors)
     if stream is None:
-        return found, lambda: None
+        return places, lambda: None
     sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
     sent.record(stream)
-    return found, sent.synchronize
+    return places, sent.synchronize
 
 
 def working(tensors: Sequence[Tensor]) -> torch.cuda.Stream | None:

@@ -26,7 +26,7 @@ class InPlace:
         # What is compiled has no such copies, and would be compiled again at every change.
         owners = [] if compiled else list(module.modules())
         places = Counter(child for owner in owners for child in owner._modules.values())
-        self._found = [
+        self._layers = [
             vars(layer)
             for owner in owners
             for before, layer in self._pairs(owner)
@@ -44,5 +44,5 @@ class InPlace:
         """What follows keeps a graph, or does not."""
         if graph != self._graph:
             self._graph = graph
-            for layer in self._found:
+            for layer in self._layers:
                 layer["inplace"] = not graph

@@ -56,10 +56,10 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, inverse = ctx.saved_tensors
-        found: tuple[Tensor | None, ...] = torch.ops.aten.native_batch_norm_backward(
+        gradients: tuple[Tensor | None, ...] = torch.ops.aten.native_batch_norm_backward(
             grads[0], x, weight, None, None, mean, inverse, True, ctx.eps, ctx.needs_input_grad[:3]
         )
-        return *found, None, None, None
+        return *gradients, None, None, None
 
 
 class _Normalising(TorchFunctionMode):
@@ -84,10 +84,10 @@ def _batch_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     count = x.numel() // x.shape[1]
-    found = moments(x) if training and count > 1 else None
-    if found is None:
+    known = moments(x) if training and count > 1 else None
+    if known is None:
         return functional.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
-    mean, var = found
+    mean, var = known
     if running_mean is not None and running_var is not None:
         running_mean.lerp_(mean, momentum)
         running_var.lerp_(var * (count / (count - 1)), momentum)

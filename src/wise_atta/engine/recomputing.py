@@ -19,17 +19,17 @@ def blocks(model: nn.Module) -> list[str]:
     >>> blocks(nn.Sequential(nn.Linear(4, 8), block(), block(), nn.Linear(8, 2)))
     ['1', '2']
     """
-    found: list[str] = []
+    names: list[str] = []
     for name, module in model.named_modules():
         if not isinstance(module, nn.Sequential | nn.ModuleList):
             continue
         for key, child in module.named_children():
             path = f"{name}.{key}" if name else key
             inside = sum(1 for m in child.modules() if next(m.parameters(recurse=False), None) is not None)
-            nested = any(path.startswith(f"{other}.") for other in found)
+            nested = any(path.startswith(f"{other}.") for other in names)
             if inside > 1 and not nested and not isinstance(child, nn.Sequential | nn.ModuleList):
-                found.append(path)
-    return found
+                names.append(path)
+    return names
 
 
 def check_blocks(model: nn.Module, wanted: bool | Sequence[str]) -> tuple[str, ...]:
@@ -70,11 +70,11 @@ def recompute(module: nn.Module, lease: Callable[[], Lease | None]) -> None:
 
     @functools.wraps(plain)
     def forward(*args: Any, **kwargs: Any) -> Any:
-        held = lease()
-        if held is None:
+        current = lease()
+        if current is None:
             return plain(*args, **kwargs)
         # Replicas are in eval mode: there is no dropout whose draws would have to come out the same.
-        call = functools.partial(held.call, plain)
+        call = functools.partial(current.call, plain)
         return checkpoint(call, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
     module.forward = forward

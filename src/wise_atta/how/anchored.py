@@ -15,7 +15,7 @@ from wise_atta.how.labels import Labels
 from wise_atta.how.optimizer import Kind
 from wise_atta.how.replay import Draw, Kept, Replay, stack
 from wise_atta.how.update import GradientUpdate, skipped
-from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.model import Forward, Spec, Version, Weights
 from wise_atta.part import SAVED_AS, running
 from wise_atta.stream import Inputs, tree_map
 
@@ -26,7 +26,7 @@ class Anchors(Replay):
 
     features: Tensor | None = running(key="features")
 
-    def measure(self, model: Classifier, version: Version, chunk: int) -> None:
+    def measure(self, model: Weights, version: Version, chunk: int) -> None:
         """Take the features anew, `chunk` samples a forward."""
         inputs = [kept.inputs for kept in self.kept]
         found = [_features(model, version, inputs[i : i + chunk]) for i in range(0, len(inputs), chunk)]
@@ -122,7 +122,7 @@ class Anchored(GradientUpdate):
             self.queried.add(late.inputs, [late.label], [labels.places[i]], [late.weight])
 
 
-def _features(model: Classifier, version: Version, samples: Sequence[Inputs]) -> Tensor:
+def _features(model: Weights, version: Version, samples: Sequence[Inputs]) -> Tensor:
     try:
         return model.forward(stack(samples, model.device), version=version).features
     except errors.BadInput:

@@ -15,7 +15,7 @@ from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective
 from wise_atta.how.optimizer import Kind, Optimizer, check_rate
 from wise_atta.how.update import GradientUpdate, skipped
-from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.model import Forward, Spec, Version, Weights
 from wise_atta.part import running
 from wise_atta.stream import tree_map
 
@@ -67,7 +67,7 @@ class Candidates(GradientUpdate):
         self.scores = Average(self.score_momentum)
         self.adapts = {"norm": self.norm, "rest": "all"}
 
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+    def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         super().start(model, anchor)
         self.supervised = Optimizer(model, kind="adam", lr=self.supervised_lr, share=self.optimizer)
 

@@ -15,7 +15,7 @@ from wise_atta.how.labels import Labels
 from wise_atta.how.optimizer import Kind, Optimizer, check_rate
 from wise_atta.how.replay import Draw, Replay, stack
 from wise_atta.how.update import GradientUpdate, Question, skipped
-from wise_atta.model import Classifier, Forward, Spec
+from wise_atta.model import Forward, Spec, Weights
 from wise_atta.part import SAVED_AS, Part, running
 from wise_atta.signals import trust
 from wise_atta.stream import Inputs, tree_map
@@ -36,7 +36,7 @@ class Tutor(Part):
         E₀ as a share of ln C.
     """
 
-    teacher: nn.Module | Classifier
+    teacher: nn.Module | Weights
     _: KW_ONLY
     lr: float = 2.5e-4
     momentum: float = 0.9
@@ -45,17 +45,17 @@ class Tutor(Part):
     def __post_init__(self) -> None:
         if self.teacher is None:
             raise errors.BadConfig("there is no teacher: give teacher=, a stronger model of the same classes")
-        if not isinstance(self.teacher, nn.Module | Classifier):
+        if not isinstance(self.teacher, nn.Module | Weights):
             raise errors.BadConfig(f"the teacher must be a module or a Classifier, not {type(self.teacher).__name__}")
         check_rate(self.lr)
 
-    def start(self, student: Classifier) -> None:
+    def start(self, student: Weights) -> None:
         """Get ready to teach this student. What the teacher runs is counted as the student's work."""
         if hasattr(self, "model"):
             raise errors.BadConfig("this Tutor teaches for another adapter already: make one for each")
         teacher = self.teacher
-        model = teacher if isinstance(teacher, Classifier) else student.like(teacher, statistics="renorm")
-        if isinstance(teacher, Classifier):
+        model = teacher if isinstance(teacher, Weights) else student.like(teacher, statistics="renorm")
+        if isinstance(teacher, Weights):
             theirs, own = (m.outputs if m.classes is None else len(m.classes) for m in (teacher, student))
         else:
             theirs, own = model.outputs, student.outputs
@@ -180,7 +180,7 @@ class Distillation(GradientUpdate):
         self._losses: dict[str, Tensor] = {}
         self._sent = 0
 
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+    def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         self.tutor.start(model)
         super().start(model, anchor)
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from wise_atta import errors
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Objective
-from wise_atta.model import Classifier, Forward
+from wise_atta.model import Forward, Weights
 from wise_atta.part import SAVED_AS
 from wise_atta.stream import Batch, Inputs, size, tree_map
 
@@ -31,7 +31,7 @@ def check_source(source: SourceData | None) -> SourceData:
     return source
 
 
-def fisher(model: Classifier, source: SourceData, samples: int = 2000) -> Tensor:
+def fisher(model: Weights, source: SourceData, samples: int = 2000) -> Tensor:
     """F = (1/B) Σ_b g_b², with g_b the gradient of batch b's mean cross-entropy on its own argmax labels.
 
     One number for each adapted value, tensor after tensor. The last batch is cut so that there are `samples` in all;
@@ -86,12 +86,12 @@ class SourcePenalty(Objective):
         self.needs_statistics = self.objective.needs_statistics
         self.source = check_source(self.source)
 
-    def start(self, model: Classifier) -> None:
+    def start(self, model: Weights) -> None:
         self.objective.start(model)
         self._fisher = fisher(model, check_source(self.source), self.samples)
         self._origin = _join(model.source().tensors.values())
 
-    def __call__(self, model: Classifier, forward: Forward, labels: Labels) -> Tensor | None:
+    def __call__(self, model: Weights, forward: Forward, labels: Labels) -> Tensor | None:
         loss = self.objective(model, forward, labels)
         if loss is None:
             return None

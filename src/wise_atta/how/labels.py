@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from wise_atta.model import Classifier, Forward, Statistics
+from wise_atta.model import Forward, Statistics, Weights
 from wise_atta.stream import Inputs
 
 
@@ -77,7 +77,7 @@ class Labels:
             mask[self.on(forward.logits)[0]] = True
         return mask
 
-    def outputs(self, model: Classifier, forward: Forward, *, grad: bool = True) -> tuple[Tensor, Tensor]:
+    def outputs(self, model: Weights, forward: Forward, *, grad: bool = True) -> tuple[Tensor, Tensor]:
         """Logits with their graph, and features, of all labelled samples under the forward's version."""
         rows = self.on(forward.logits)[0]
         logits, features = [forward.logits[rows]], [forward.features[rows]]

@@ -13,7 +13,7 @@ from wise_atta.how.consistency import symmetric_cross_entropy
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Objective
 from wise_atta.how.views import Augment, Augmentation
-from wise_atta.model import Classifier, Forward
+from wise_atta.model import Forward, Weights
 from wise_atta.part import running
 from wise_atta.stream import Inputs, tree_map
 
@@ -60,7 +60,7 @@ class LikelihoodRatio(Objective):
         if self.augment is None:
             self.augment = Augment(padding="reflect", blur=None, noise=0.0)
 
-    def __call__(self, model: Classifier, forward: Forward, labels: Labels) -> Tensor | None:
+    def __call__(self, model: Weights, forward: Forward, labels: Labels) -> Tensor | None:
         logits, (n, classes) = forward.logits, forward.logits.shape
         probs = logits.softmax(dim=1)
         seen = probs.detach()
@@ -81,7 +81,7 @@ class LikelihoodRatio(Objective):
         self._batches += 1
         return loss
 
-    def _view(self, model: Classifier, forward: Forward, keep: Tensor) -> Tensor:
+    def _view(self, model: Weights, forward: Forward, keep: Tensor) -> Tensor:
         generator = rng.torch_cpu(self.seed, "view", self._batches)
         kept: Inputs = tree_map(lambda leaf: leaf[keep], forward.inputs)
         # A single sample has no batch statistics of its own: it takes those of the batch it comes from.

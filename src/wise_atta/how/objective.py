@@ -9,7 +9,7 @@ from torch import Tensor
 from wise_atta import errors, signals
 from wise_atta.average import Redundancy
 from wise_atta.how.labels import Labels
-from wise_atta.model import Classifier, Forward
+from wise_atta.model import Forward, Weights
 from wise_atta.part import Part, running
 from wise_atta.signals import confident, trust
 
@@ -25,10 +25,10 @@ class Objective(Part):
 
     needs_statistics: bool = False
 
-    def __call__(self, model: Classifier, forward: Forward, labels: Labels) -> Tensor | None:
+    def __call__(self, model: Weights, forward: Forward, labels: Labels) -> Tensor | None:
         raise NotImplementedError
 
-    def start(self, model: Classifier) -> None:
+    def start(self, model: Weights) -> None:
         """Measure what must be known of the source before the stream starts."""
 
 
@@ -48,7 +48,7 @@ class Entropy(Objective):
         if self.below is not None and self.below <= 0:
             raise errors.BadConfig(f"below is a fraction of ln C above 0, or None for no filter, not {self.below}")
 
-    def __call__(self, model: Classifier, forward: Forward, labels: Labels) -> Tensor | None:
+    def __call__(self, model: Weights, forward: Forward, labels: Labels) -> Tensor | None:
         entropy = signals.entropy(forward.logits)
         if self.below is None:
             return entropy.mean()
@@ -79,7 +79,7 @@ class ReliableEntropy(Objective):
             raise errors.BadConfig(f"below is a fraction of ln C above 0, not {self.below}")
         self.redundancy = Redundancy(self.epsilon, self.mean_momentum)
 
-    def __call__(self, model: Classifier, forward: Forward, labels: Labels) -> Tensor | None:
+    def __call__(self, model: Weights, forward: Forward, labels: Labels) -> Tensor | None:
         classes = forward.logits.shape[1]
         entropy, probs = signals.entropy(forward.logits), forward.logits.detach().softmax(dim=1)
         keep = confident(entropy, classes, self.below)  # H < E₀

@@ -14,7 +14,7 @@ from wise_atta.average import Average
 from wise_atta.how.labels import Labels
 from wise_atta.how.optimizer import Kind, Optimizer
 from wise_atta.how.update import GradientUpdate, skipped
-from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.model import Forward, Spec, Version, Weights
 from wise_atta.part import running
 from wise_atta.signals import confident
 
@@ -70,7 +70,7 @@ class SharpnessAware(GradientUpdate):
         self.average = Average(self.loss_momentum)
         self.adapts = {"adapted": self.adapt}
 
-    def make_optimizer(self, model: Classifier, share: Optimizer | None = None) -> Optimizer:
+    def make_optimizer(self, model: Weights, share: Optimizer | None = None) -> Optimizer:
         lr = _published_lr(model.model) if self.lr is None else self.lr
         return Optimizer(model, kind=self.kind, lr=lr, momentum=self.momentum, nesterov=self.nesterov, share=share)
 

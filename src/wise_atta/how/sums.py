@@ -7,7 +7,7 @@ from torch import Tensor
 
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Objective
-from wise_atta.model import Classifier, Forward, Gradients
+from wise_atta.model import Forward, Gradients, Weights
 
 
 class Loss:
@@ -46,7 +46,7 @@ class Sums:
         A batch, and what is known of its classes.
     """
 
-    def __init__(self, model: Classifier, objective: Objective, forward: Forward, labels: Labels) -> None:
+    def __init__(self, model: Weights, objective: Objective, forward: Forward, labels: Labels) -> None:
         self.model = model
         self.objective = objective
         self.forward = forward

@@ -15,7 +15,7 @@ from wise_atta.how.optimizer import Kind
 from wise_atta.how.restore import Restore
 from wise_atta.how.update import GradientUpdate
 from wise_atta.how.views import Augment, Augmentation
-from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.model import Forward, Spec, Version, Weights
 from wise_atta.part import running
 from wise_atta.stream import Inputs
 
@@ -63,7 +63,7 @@ class TeacherStudent(GradientUpdate):
             self.augment = Augment()
         self.adapts = {"adapted": self.adapt}
 
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+    def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         if anchor is None:
             raise errors.BadConfig("a student needs its teacher: give the adapter anchor=Anchor(0.999)")
         super().start(model, anchor)

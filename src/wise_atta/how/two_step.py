@@ -15,7 +15,7 @@ from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective
 from wise_atta.how.optimizer import Kind, check_pull, check_rate
 from wise_atta.how.update import GradientUpdate, lean_to_batch, skipped
-from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.model import Forward, Spec, Version, Weights
 
 Head: TypeAlias = Literal["full", "bias", "none"]
 _HEADS: dict[Head, Spec | None] = {"full": "head", "bias": "head.bias", "none": None}
@@ -92,7 +92,7 @@ class TwoStep(_Steps):
         second = _HEADS[self.train_head] if self.block is None else self.block
         self.adapts = {"norm": self.norm} | ({} if second is None else {"second": second})
 
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+    def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         super().start(model, anchor)
         if self.block is not None:
             self._inside = frozenset(model.select(self.block))

@@ -15,7 +15,7 @@ from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Objective
 from wise_atta.how.optimizer import Kind, Optimizer
 from wise_atta.how.sums import Sums
-from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.model import Forward, Spec, Version, Weights
 from wise_atta.part import Part
 from wise_atta.stream import Inputs
 
@@ -42,7 +42,7 @@ class Update(Part):
     Attributes
     ----------
     adapts
-        Groups of tensors, in the words of `Classifier(adapt=…)`. Empty: nothing adapts.
+        Groups of tensors, in the words of `Weights(adapt=…)`. Empty: nothing adapts.
     objective
         What the unlabelled samples teach, where that is a part of its own: started, reset and saved with the rule.
     needs_graph
@@ -70,7 +70,7 @@ class Update(Part):
         """Whether `learn` wants the forward with the statistics that it normalised with."""
         return self.objective is not None and self.objective.needs_statistics
 
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+    def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         """Take charge of a classifier whose tensors are at the source."""
         if hasattr(self, "model"):
             raise errors.BadConfig(f"this {type(self).__name__} serves another adapter already: make one for each")
@@ -80,7 +80,7 @@ class Update(Part):
         self.anchor = anchor
         self.optimizer = self.make_optimizer(model)
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
+    def make_optimizer(self, model: Weights) -> Optimizer:
         """The optimizer of this rule."""
         return Optimizer(model)
 
@@ -167,7 +167,7 @@ class GradientUpdate(Update):
     def __post_init__(self, optimizer: Kind) -> None:
         self.kind = optimizer
 
-    def make_optimizer(self, model: Classifier, share: Optimizer | None = None) -> Optimizer:
+    def make_optimizer(self, model: Weights, share: Optimizer | None = None) -> Optimizer:
         return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, share=share)
 
 

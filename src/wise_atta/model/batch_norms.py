@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from wise_atta import errors
 from wise_atta.engine import moments
 from wise_atta.model.run_options import RunOptions
+from wise_atta.stream import size
 
 Pairs: TypeAlias = list[tuple[Tensor, Tensor]]
 Hook: TypeAlias = Callable[[int, _BatchNorm, Tensor], Tensor | None]
@@ -95,3 +96,30 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
         x = x.float()
     var, mean = torch.var_mean(x, dim=[0, *range(2, x.dim())], correction=0)
     return mean, var
+
+
+# -- hooks of exported modules, which can be pickled -----------------------------------------------------------------
+
+
+class Samples:
+    """Notes how many samples an exported module is called with: a layer inside may see more rows than that."""
+
+    count = 0
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.count = size([*args, *kwargs.values()])
+
+
+class Mixture:
+    """Normalise a layer by the source's statistics and those of the batch, as ``statistics="mixed"`` does."""
+
+    def __init__(self, mean: Tensor, var: Tensor, prior: int, samples: Samples) -> None:
+        self.mean, self.var, self.prior, self.samples = mean.clone(), var.clone(), prior, samples
+
+    def __call__(self, norm: nn.Module, args: tuple[Any, ...]) -> None:
+        mean, var = batch_moments(args[0])
+        weight = self.samples.count / (self.samples.count + self.prior)
+        assert isinstance(norm.running_mean, Tensor)
+        kind = norm.running_mean  # device and precision are the module's, wherever it was moved
+        norm.running_mean = torch.lerp(self.mean.to(kind), mean.to(kind), weight)
+        norm.running_var = torch.lerp(self.var.to(kind), var.to(kind), weight)

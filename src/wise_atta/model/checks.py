@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch
 from torch import Tensor, nn
 
-from wise_atta import errors
+from wise_atta import errors, signals
 from wise_atta.engine.precision import Precision
 from wise_atta.model.run_options import RunOptions
 from wise_atta.stream import Inputs, leaves, size
+
+if TYPE_CHECKING:
+    from wise_atta.model.weights import Weights
 
 
 def check_module(model: nn.Module) -> nn.Module:
@@ -149,4 +152,28 @@ def check_head_of(model: nn.Module, head: str, logits: Tensor, again: Tensor | N
     raise errors.HeadNotFound(
         f"layer {head!r} does not turn features into the logits. Name the layer that does with "
         f"head='…'. Linear layers with {outputs} outputs: {', '.join(fitting) or 'none'}"
+    )
+
+
+def all_finite(inputs: Inputs, *outputs: Tensor) -> Tensor:
+    """Whether there is neither NaN nor Inf in a batch and in what the model made of it."""
+    tensors = [*outputs, *(leaf for leaf in leaves(inputs) if leaf.is_floating_point())]
+    finite = signals.all_finite(tensors[0]) if tensors else torch.ones((), dtype=torch.bool)
+    for tensor in tensors[1:]:
+        finite = finite & signals.all_finite(tensor)
+    return finite
+
+
+def not_finite(weights: Weights, inputs: Inputs) -> errors.NotFinite:
+    """Where NaN or Inf in a batch or its logits come from, and what to do."""
+    if not all_finite(inputs):
+        return errors.NotFinite("the inputs hold NaN or Inf: clean them before they reach the model")
+    if torch.equal(weights.live.flat, weights.source_flat()):
+        return errors.NotFinite(
+            "the logits hold NaN or Inf although the inputs do not, and the adapted tensors are the source's: the "
+            "model itself gives them. To leave classes out, name the others with classes=… and mask none with -inf"
+        )
+    return errors.NotFinite(
+        "the logits hold NaN or Inf although the inputs do not: if the source model is sound, the adapted tensors "
+        "have diverged; call reset() and lower the learning rate"
     )

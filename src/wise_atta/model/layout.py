@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -102,3 +103,16 @@ class Layout:
         for name, view in self.views(flat).items():
             view.copy_(tensors[name].detach())
         return flat
+
+
+def checksum(values: Tensor) -> int:
+    """CRC-32 of the values."""
+    return zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0
+
+
+def some_values(tensor: Tensor) -> Tensor:
+    """Some values of a tensor, without reading all of it."""
+    tensor = tensor.detach()
+    while tensor.dim() > 1:
+        tensor = tensor[..., 0]
+    return tensor.reshape(-1)[:16].double()

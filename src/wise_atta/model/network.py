@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -149,12 +149,6 @@ class Network:
         if known is None:
             known = Replicas(lambda: Replica(self.model, self.head_name, names, self.options))
         return self._replicas.setdefault(names, known)
-
-    @contextlib.contextmanager
-    def computing(self, grad: bool) -> Iterator[None]:
-        """With or without a graph, and with products of the precision that was asked for."""
-        with torch.inference_mode(False), torch.set_grad_enabled(grad), self.products():
-            yield
 
     def products(self) -> contextlib.AbstractContextManager[None]:
         """Products of float32 in the precision that was asked for."""

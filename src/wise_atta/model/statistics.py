@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from wise_atta import errors
-from wise_atta.model.batch_norms import BatchNorms, Hook, Pairs
-from wise_atta.model.export import Mixture, Samples
+from wise_atta.model.batch_norms import BatchNorms, Hook, Mixture, Pairs, Samples
 
 StatisticsMode: TypeAlias = Literal["batch", "source", "mixed", "ema", "renorm"]
 Moments: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.checkpoint import CheckpointError
 
 from wise_atta import errors
 from wise_atta.engine import host
@@ -18,17 +16,17 @@ from wise_atta.engine.first_layer import First
 from wise_atta.engine.graphs import Graphs
 from wise_atta.model import checks
 from wise_atta.model.copies import copy_whole
-from wise_atta.model.fingerprint import fingerprint
 from wise_atta.model.forward import Forward, Pass
-from wise_atta.model.layout import Gradients, Layout, Version
+from wise_atta.model.gradients import gradients_of
+from wise_atta.model.layout import Gradients, Layout, Version, checksum, some_values
 from wise_atta.model.network import Network, SetUp, outside_inference_mode
-from wise_atta.model.published import Published
+from wise_atta.model.published import Publisher
 from wise_atta.model.selection import Spec
 from wise_atta.model.statistics import FixedMode, Mode, SourceMode, Statistics, StatisticsMode, make_mode
 from wise_atta.stream import Inputs, size, tree_map
 
 
-class Weights:
+class Weights(Publisher):
     """Some tensors of a network, with values of their own. Every other tensor is the user's.
 
     Before a forward a replica of the network is bound to one `Version`, so the live model, the anchor and the source
@@ -56,8 +54,8 @@ class Weights:
 
     Attributes
     ----------
-    published
-        What requests are answered from.
+    model, head_name, classes, device, dtype, work, outputs, quick, has_batch_norm, select
+        Of the network.
     mode
         What `statistics` names.
     repeats
@@ -77,7 +75,8 @@ class Weights:
         self.network = network
         self.model, self.head_name, self.classes = network.model, network.head_name, network.classes
         self.device, self.dtype, self.work = network.options.device, network.options.dtype, network.work
-        self.has_batch_norm = bool(network.norms)
+        self.outputs, self.quick, self.has_batch_norm = network.outputs, network.quick, bool(network.norms)
+        self.select = network.select
         self.statistics: StatisticsMode = statistics
         self.prior = prior
         self.ema_weight = ema_weight
@@ -88,8 +87,7 @@ class Weights:
         self.layout = self._lay_out(adapt if isinstance(adapt, Mapping) else {"adapted": adapt})
         self.replicas = network.replicas(self.layout.shapes)
         self.repeats = False
-        self.published = Published(Version(self.source_flat(), self.layout), self.mode.start(network.norms))
-        self._draft: Published | None = None
+        super().__init__(Version(self.source_flat(), self.layout), self.mode.start(network.norms))
         self._followed: Statistics | None = None
         self._graphs = Graphs(self._record, self.layout.views) if network.options.graphs else None
 
@@ -104,24 +102,10 @@ class Weights:
             raise errors.BadConfig(f"adapted tensors must share one dtype and device, found {sorted(map(str, kinds))}")
         return Layout.of(chosen, {name: self._parameters[name].shape for name in taken})
 
-    def select(self, spec: Spec) -> tuple[str, ...]:
-        """The names of the parameters that a specification means, in the model's order."""
-        return self.network.select(spec)
-
     @property
     def head_is_linear(self) -> bool:
         """Whether the logits are W·f + b of the features as they are, for all classes, with W and b the head's own."""
         return self.network.head_is_linear
-
-    @property
-    def outputs(self) -> int | None:
-        """How many classes the model itself has, where that can be told before its first forward."""
-        return self.network.outputs
-
-    @property
-    def quick(self) -> bool:
-        """Whether it was asked to be fast, so that sums may be taken in another order than usual."""
-        return self.network.quick
 
     def like(self, model: nn.Module, *, statistics: StatisticsMode) -> Weights:
         """Another model, seen as this one is: the same normalisation of inputs, the same subset of classes."""
@@ -129,50 +113,6 @@ class Weights:
         return Weights(network, statistics=statistics, prior=self.prior, ema_weight=self.ema_weight)
 
     # -- their values -------------------------------------------------------------------------------------------
-
-    @property
-    def current(self) -> Published:
-        """What was published last, or, within `at_once`, will be: what updates start from."""
-        draft = self._draft
-        return self.published if draft is None else draft
-
-    @current.setter
-    def current(self, values: Published) -> None:
-        if self._draft is None:
-            self.published = values
-        else:
-            self._draft = values
-
-    @property
-    def live(self) -> Version:
-        """The values of the adapted tensors."""
-        return self.current.version
-
-    @property
-    def running(self) -> Tensor | None:
-        """The moving statistics, where the mode has any."""
-        return self.current.running
-
-    @running.setter
-    def running(self, values: Tensor | None) -> None:
-        self.current = Published(self.live, values)
-
-    def publish(self, flat: Tensor) -> None:
-        """Make these values the live version. The vector must not be written to afterwards."""
-        self.current = Published(Version(flat, self.layout), self.running)
-
-    @contextlib.contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Publish all changes made within this at its end, together."""
-        if self._draft is not None:
-            yield
-            return
-        self._draft = self.published
-        try:
-            yield
-        finally:
-            self.published = self._draft
-            self._draft = None
 
     def source_flat(self) -> Tensor:
         """The source values of the adapted tensors, read from the user's module, as a new vector."""
@@ -202,8 +142,20 @@ class Weights:
             self.running = self.mode.start(self.network.norms)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What tells this model's states from another's: names, shapes, and checksums."""
-        return fingerprint(self.network, self.layout, self.source_flat())
+        """What tells this model's states from another's: names, shapes, and checksums.
+
+        The first is of all source values that adapt, the second of a few values of every tensor of the model.
+        """
+        values = self.source_flat().cpu().contiguous()
+        few = [some_values(tensor) for tensor in (*self.model.parameters(), *self.model.buffers()) if tensor.numel()]
+        return {
+            "groups": {group: list(names) for group, names in self.layout.groups.items()},
+            "shapes": {name: list(shape) for name, shape in self.layout.shapes.items()},
+            "dtype": str(values.dtype),
+            "classes": None if self.classes is None else self.classes.tolist(),
+            "source": checksum(values),
+            "network": checksum(torch.cat(few).cpu()) if few else 0,
+        }
 
     # -- running them -------------------------------------------------------------------------------------------
 
@@ -271,7 +223,7 @@ class Weights:
         count = self.samples(inputs) if statistics is None else size(inputs)
         self.work.forwards += 1
         self.work.gradient_forwards += grad
-        with self.network.computing(grad):
+        with torch.inference_mode(False), torch.set_grad_enabled(grad), self.network.products():
             inputs = tree_map(outside_inference_mode, inputs)
             if statistics is None and self._graphs is not None and self.network.head_checked:
                 replayed = self._replay(self._graphs, inputs, version, running, grad, beside)
@@ -352,43 +304,12 @@ class Weights:
         names = [name for group in groups for name in self.layout.groups[group]]
         if not names:
             return {group: [] for group in groups}
-        if not loss.requires_grad:
-            raise errors.NothingToAdapt(
-                f"the logits do not depend on the adapted tensors ({names[0]}, …): does the model run them under "
-                "torch.no_grad(), or detach what they give? Leave that out, or adapt tensors that come after it, for "
-                "example adapt='head' (for wise and hiltta norm='head')"
-            )
         self.work.backwards += not head
         with self.network.products():
-            if version._whole and not head:
-                by_name = self._gradients_of_whole(loss, version, names, slope, retain_graph)
-            else:
-                tensors = [version.tensors[name] for name in names]
-                try:
-                    gradients = torch.autograd.grad(
-                        loss, tensors, slope, retain_graph=retain_graph, allow_unused=True, materialize_grads=True
-                    )
-                except CheckpointError as error:
-                    raise errors.BadConfig(
-                        "the model recomputes activations in the backward by itself, when its tensors may be others "
-                        "already: turn that off in the model and use checkpointing=True, or name the blocks there"
-                    ) from error
-                by_name = dict(zip(names, gradients, strict=True))
+            by_name = gradients_of(loss, version, names, slope, retain_graph, whole=not head)
         if self._graphs is not None and not retain_graph and not head:
             self._graphs.done()
         return {group: [by_name[name] for name in self.layout.groups[group]] for group in groups}
-
-    def _gradients_of_whole(
-        self, loss: Tensor, version: Version, names: Sequence[str], slope: Tensor | None, retain_graph: bool
-    ) -> dict[str, Tensor]:
-        """The same for a loss of which a part, or all, comes from a recorded network."""
-        apart = [version.tensors[name] for name in names] if version._tensors else []
-        leaves = [version.whole, *apart]
-        whole, *gradients = torch.autograd.grad(loss, leaves, slope, retain_graph=retain_graph, allow_unused=True)
-        by_name = self.layout.views(torch.zeros_like(version.flat) if whole is None else whole)
-        for name, gradient in zip(names, gradients, strict=False):
-            by_name[name] = by_name[name] if gradient is None else by_name[name] + gradient
-        return by_name
 
     # -- giving them away ---------------------------------------------------------------------------------------
 

@@ -36,10 +36,10 @@ from wise_atta.serve.auth import Buckets, Caller, Gate
 from wise_atta.serve.batcher import Full, Job, Stopping
 from wise_atta.serve.ledger import Notice, Question, Reply
 from wise_atta.serve.metrics import Metrics
-from wise_atta.serve.middleware import Shield
+from wise_atta.serve.middleware import RequestFilter
 from wise_atta.serve.retention import close_old, prune
 from wise_atta.serve.revoke import revoke
-from wise_atta.serve.service import Service, Stream
+from wise_atta.serve.service import LiveStream, Service
 from wise_atta.serve.state import Event, wilson
 from wise_atta.serve.uploads import Sample, TooLarge, to_png
 
@@ -135,7 +135,7 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
             # Strict about where a call comes from; it will be told what is wrong when its token is looked up.
             return True
 
-    app.add_middleware(Shield, max_body=limits.body, patience=limits.patience, is_open=is_open)
+    app.add_middleware(RequestFilter, max_body=limits.body, patience=limits.patience, is_open=is_open)
 
     app.add_middleware(metrics.around)
     _handle_errors(app)
@@ -165,7 +165,7 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
     admin = Depends(allow("admin"))
     anybody = Depends(allow("client", "annotator"))
 
-    def stream_of(name: str) -> Stream:
+    def stream_of(name: str) -> LiveStream:
         if name not in service.streams:
             raise HTTPException(404, f"there is no stream {name[:64]!r}: there are {', '.join(service.streams)}")
         return service.streams[name]
@@ -465,7 +465,7 @@ async def _written(future: Future[T]) -> T:
 
 async def _samples(request: Request, service: Service, pool: ThreadPoolExecutor) -> list[Sample]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    intake, loop = service.intake, asyncio.get_running_loop()
+    uploads, loop = service.uploads, asyncio.get_running_loop()
     if kind == "multipart/form-data":
         try:
             async with request.form(max_files=service.settings.max_batch, max_fields=8) as form:
@@ -473,7 +473,7 @@ async def _samples(request: Request, service: Service, pool: ThreadPoolExecutor)
         except OSError as error:
             # What is large waits in a temporary file until all of it is there.
             raise HTTPException(503, "there is no room for large uploads", {"Retry-After": "5"}) from error
-        return await loop.run_in_executor(pool, intake.files, files)
+        return await loop.run_in_executor(pool, uploads.files, files)
     body = await request.body()
     if kind == "application/json":
         try:
@@ -484,9 +484,9 @@ async def _samples(request: Request, service: Service, pool: ThreadPoolExecutor)
             if problems[0]["type"] == "json_invalid":
                 raise HTTPException(400, "the body is not JSON") from error
             raise HTTPException(422, _reasons(problems[:20])) from error
-        return await loop.run_in_executor(pool, intake.encoded, parsed.pictures)
+        return await loop.run_in_executor(pool, uploads.encoded, parsed.pictures)
     if kind in ("application/x-npy", "application/octet-stream") or kind.startswith("image/"):
-        return await loop.run_in_executor(pool, intake.files, [body])
+        return await loop.run_in_executor(pool, uploads.files, [body])
     raise HTTPException(415, "send multipart/form-data, application/json, application/x-npy or a picture")
 
 
@@ -549,7 +549,7 @@ def _given(session: Session, stream: str, since: float, limit: int) -> list[api.
     ]
 
 
-def _status(stream: Stream, service: Service) -> api.Status:
+def _status(stream: LiveStream, service: Service) -> api.Status:
     state, tally = stream.state, stream.tally
     now = time.time()
     with service.ledger.read() as session:
@@ -621,5 +621,5 @@ async def _give_back() -> None:
         await asyncio.to_thread(memory.release_memory)
 
 
-def _feeder(stream: Stream) -> Callable[[Event | None], None]:
+def _feeder(stream: LiveStream) -> Callable[[Event | None], None]:
     return lambda event: None if event is None else stream.learner.feed(event)

@@ -39,7 +39,7 @@ HEADERS = {
 }
 
 
-class Shield:
+class RequestFilter:
     """An ASGI layer around the application.
 
     Parameters

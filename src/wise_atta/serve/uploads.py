@@ -59,7 +59,7 @@ def sniff(data: bytes) -> str:
     raise errors.BadInput("not a picture that is taken here: send JPEG, PNG, WebP, BMP or .npy")
 
 
-class Intake:
+class UploadReader:
     """Turns what clients send into what a model takes.
 
     Parameters
