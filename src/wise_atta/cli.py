@@ -1,4 +1,4 @@
-"""What can be done from a terminal? See it work, run an experiment, ask what is missing, look at data, train models."""
+"""`wise-atta`, the command line: the demo, single runs, what is installed, and the commands of the other rooms."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from wise_atta.how import Labels, Late
 from wise_atta.model import Forward, Statistics
 from wise_atta.stream import tree_map
-from wise_atta.who import Answered, Questions, as_batch
+from wise_atta.who import Asked, Questions, as_batch
 
 
 def context(forward: Forward, questions: Questions) -> dict[str, Any] | None:
@@ -17,7 +17,7 @@ def context(forward: Forward, questions: Questions) -> dict[str, Any] | None:
     return None if used is None else {"values": used.values, "batch": used.batch}
 
 
-def labels(todo: Sequence[Answered], forward: Forward, number: int, now: int, questions: Questions) -> Labels:
+def labels(todo: Sequence[Asked], forward: Forward, number: int, now: int, questions: Questions) -> Labels:
     """What is to be learned with batch `number` at batch `now`."""
     prompt = [item for item in todo if item.query.batch == number]
     late = [item for item in todo if item.query.batch != number]
@@ -30,7 +30,7 @@ def labels(todo: Sequence[Answered], forward: Forward, number: int, now: int, qu
     )
 
 
-def _late(item: Answered, forward: Forward, now: int, questions: Questions) -> Late:
+def _late(item: Asked, forward: Forward, now: int, questions: Questions) -> Late:
     device = forward.logits.device
     inputs = tree_map(lambda leaf: leaf.to(device), as_batch(item.query))
     statistics: Statistics | Literal["source"] | None = forward.statistics

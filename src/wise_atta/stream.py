@@ -1,4 +1,4 @@
-"""What arrives, and in which order? Batches of inputs, never labels.
+"""`Batch`, `Stream`, and the order in which samples arrive: batches of inputs, never labels.
 
 The protocols of arrival are index arithmetic: `arrange` says which sample of which domain comes when, and knows nothing
 of pictures or files.

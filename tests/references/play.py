@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -13,8 +13,22 @@ from torch import Tensor, nn
 
 from references import wise_options
 from references.scenarios import SCENARIOS, SHOWN_BY
-from wise_atta.reference import bn, cema, cotta, eata, eatta, eta, hiltta, roid, sar, simatta, source, tent, wise
-from wise_atta.reference import wise_published
+from wise_atta.reference import (
+    bn,
+    cema,
+    cotta,
+    eata,
+    eatta,
+    eta,
+    hiltta,
+    roid,
+    sar,
+    simatta,
+    source,
+    tent,
+    wise,
+    wise_published,
+)
 from wise_atta.reference.common import inside, norm_tensors
 
 Program = Callable[..., Iterator[Tensor]]
@@ -70,6 +84,7 @@ class Reference:
         program = self.program if preset is None else wise_options.PROGRAMS[preset]
         renamed = {new: old for old, (new, _) in RENAMED.items()}
         numbers: dict[str, Any] = dict(ADAM) if self.name in WITH_ADAM else {}
+        numbers |= _fields(program)
         for name, parameter in inspect.signature(program).parameters.items():
             if isinstance(parameter.default, partial):
                 numbers |= {RATES[name] if k == "lr" else k: v for k, v in parameter.default.keywords.items()}
@@ -100,6 +115,10 @@ class Reference:
                 arguments[name] = value
             elif new in parameters and new != name:
                 arguments[new] = convert(value)
+        if "constants" in parameters:
+            names = {RENAMED.get(name, (name,))[0]: value for name, value in given.items()}
+            fields = {name: value for name, value in names.items() if name in _fields(program)}
+            arguments["constants"] = replace(parameters["constants"].default, **fields)
         for name, parameter in parameters.items():
             if isinstance(parameter.default, partial):
                 arguments[name] = _optimizer(parameter.default, given, RATES[name])
@@ -116,7 +135,9 @@ class Reference:
             arguments["answer"] = answer
         if grants is not None:
             turn = iter(grants)
-            arguments |= {"decide": lambda score: next(turn)} if "decide" in parameters else {"grants": lambda t: grants[t - 1]}
+            arguments |= (
+                {"decide": lambda score: next(turn)} if "decide" in parameters else {"grants": lambda t: grants[t - 1]}
+            )
         return _record(program, net, batches, arguments, asked)
 
     def _program(self, given: dict[str, Any]) -> Program:
@@ -127,6 +148,12 @@ class Reference:
         if set(given) & wise_options.OPTIONS[preset]:
             return wise_options.PROGRAMS[preset]
         return {"paper": wise.run, "authors": wise_published.run}[preset]
+
+
+def _fields(program: Program) -> dict[str, Any]:
+    """The constants of a program that has them as one argument."""
+    constants = inspect.signature(program).parameters.get("constants")
+    return {} if constants is None else asdict(constants.default)
 
 
 def _optimizer(default: partial[Any], given: dict[str, Any], rate: str) -> partial[Any]:

@@ -18,8 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from wise_atta.reference import wise, wise_published
-from wise_atta.reference.common import Answer, Optimizers, descend, follow, inside, look, norm_tensors
-from wise_atta.reference.common import use_batch_statistics
+from wise_atta.reference.common import (
+    Answer,
+    Optimizers,
+    descend,
+    follow,
+    inside,
+    look,
+    norm_tensors,
+    use_batch_statistics,
+)
 from wise_atta.reference.eatta import ClassRule, normal, sensitivity
 from wise_atta.reference.wise import any_of, drift, l_ent, l_sup, largest, utility
 
@@ -33,21 +41,21 @@ def part_of(head: nn.Module, part: str) -> list[nn.Parameter]:
 
 def selection(
     anchor: nn.Module, head: nn.Module, first: int, sigma: float, class_rule: bool, noise: Any, ties: Any
-) -> Callable[..., tuple[list[int], Tensor | None]]:
-    """What is asked of batch t, and the scores."""
+) -> Callable[..., list[int]]:
+    """What is asked of batch t."""
     rule = ClassRule()
 
     @torch.no_grad()
-    def ask(t: int, x: Tensor, features: Tensor, logits: Tensor, k: int) -> tuple[list[int], Tensor | None]:
+    def ask(t: int, x: Tensor, features: Tensor, logits: Tensor, k: int) -> list[int]:
         if not k:
-            return [], None
+            return []
         if t <= first:
             scores = sensitivity(features, logits, head, noise(t, features.shape), sigma)
         else:
             scores = drift(logits, anchor(x))
         ranking = largest(scores, ties(t, len(x)), len(x))
         guesses = logits.argmax(dim=1).tolist()
-        return (rule.pick(ranking, scores.tolist(), guesses, k) if class_rule else ranking[:k]), scores
+        return rule.pick(ranking, scores.tolist(), guesses, k) if class_rule else ranking[:k]
 
     return ask
 
@@ -92,7 +100,7 @@ def paper(
         features, logits = look(model, x, head)
         yield logits.detach()
         tau_ent = fraction * math.log(logits.shape[1])
-        asked, scores = ask(t, x, features, logits, decide(utility(logits, tau_ent)))
+        asked = ask(t, x, features, logits, decide(utility(logits, tau_ent)))
         labels = {i: answer(t, i) for i in asked}
 
         stepped = False
@@ -160,7 +168,7 @@ def authors(
         features, logits = look(model, x, head)
         yield logits.detach()
         tau_ent = fraction * math.log(logits.shape[1])
-        asked, scores = ask(t, x, features, logits, decide(utility(logits, tau_ent)))
+        asked = ask(t, x, features, logits, decide(utility(logits, tau_ent)))
         labels = {i: answer(t, i) for i in asked}
         entropy = l_ent(logits, asked, tau_ent if filtered else None)
         if labels:
@@ -175,7 +183,7 @@ PROGRAMS = {"paper": paper, "authors": authors}
 
 # What the shipped programs do not have, by the names of the scenarios.
 OPTIONS = {
-    "paper": {"head_part", "block", "supervise_norm", "only_selected", "pull", "perturbed_first", "class_rule"}
+    "paper": set("head_weight head_part block supervise_norm only_selected pull perturbed_first class_rule".split())
     | {"frozen", "whole"},
     "authors": {"head_part", "supervise_norm", "only_selected", "class_rule", "entropy"},
 }

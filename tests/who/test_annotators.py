@@ -415,7 +415,8 @@ def test_late_labels_are_learned_once_or_expire_wherever_the_run_stops(
             questions.show(annotator.shown(now))
             assert all(now - item.query.asked_at <= expires_after for item in new)
             happened += [(now, item.id, item.label) for item in questions.pending]
-            happened.append(questions.expire(now))
+            ids = questions.closing(now)
+            happened.append((ids, questions.give_up(ids)))
             questions.learned(item.id for item in questions.pending)
         return happened
 

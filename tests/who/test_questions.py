@@ -49,6 +49,12 @@ def saved(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
+def expire(questions: Questions, now: int) -> tuple[list[str], int]:
+    """Close what nobody answered in time: the ids, and how many nobody was ever shown."""
+    ids = questions.closing(now)
+    return ids, questions.give_up(ids)
+
+
 def questions_with(*answers: Any, **options: Any) -> Questions:
     """A questions with one question a batch, from 1, each with its answer."""
     questions = Questions(CLASSES, **options)
@@ -132,7 +138,7 @@ def test_skip_leaves_the_question_open() -> None:
 @pytest.mark.parametrize("answer", [None, SKIP])
 def test_skip_and_not_yet_say_nothing_about_an_ended_question(answer: Any) -> None:
     questions = questions_with(1, CANT_TELL, None, expires_after=0)
-    questions.expire(now=9)
+    expire(questions, now=9)
     before = questions.state_dict()
     assert questions.answer({"1-0": answer, "2-0": answer, "3-0": answer}) == []
     assert same(questions.state_dict(), before)
@@ -140,12 +146,12 @@ def test_skip_and_not_yet_say_nothing_about_an_ended_question(answer: Any) -> No
 
 def test_a_question_can_be_answered_up_to_its_last_batch() -> None:
     questions = questions_with(None, None, expires_after=5)
-    assert questions.expire(now=5) == ([], 0)
+    assert expire(questions, now=5) == ([], 0)
     assert questions.closing(now=6) == ["1-0"]
-    assert questions.expire(now=6) == (["1-0"], 1)
+    assert expire(questions, now=6) == (["1-0"], 1)
     assert questions.closing(now=7) == ["2-0"]
     assert questions.answer({"2-0": 3})[0].label == 3
-    assert questions.expire(now=7) == ([], 0)
+    assert expire(questions, now=7) == ([], 0)
     with pytest.raises(errors.UnknownQuery, match="'1-0' has expired"):
         questions.answer({"1-0": 0})
 
@@ -153,13 +159,13 @@ def test_a_question_can_be_answered_up_to_its_last_batch() -> None:
 def test_only_what_nobody_was_shown_is_returned() -> None:
     questions = questions_with(None, None, SKIP, 0, expires_after=1)
     questions.show(["1-0"])
-    assert questions.expire(now=100) == (["1-0", "2-0", "3-0"], 1)
-    assert questions.expire(now=101) == ([], 0)
+    assert expire(questions, now=100) == (["1-0", "2-0", "3-0"], 1)
+    assert expire(questions, now=101) == ([], 0)
     assert [item.id for item in questions.pending] == ["4-0"], "what was answered does not expire"
 
 
 def test_without_a_limit_nothing_expires() -> None:
-    assert questions_with(None).expire(now=10**9) == ([], 0)
+    assert expire(questions_with(None), now=10**9) == ([], 0)
 
 
 def test_a_label_is_learned_once() -> None:
@@ -173,7 +179,7 @@ def test_a_label_is_learned_once() -> None:
 
 def test_nothing_is_learned_from_questions_without_a_class() -> None:
     questions = questions_with(None, None, expires_after=0)
-    questions.expire(now=1)
+    expire(questions, now=1)
     for ids, reason in ((["2-0"], "no answer yet"), (["1-0"], "expired"), (["9-9"], "never asked")):
         with pytest.raises(errors.UnknownQuery, match=reason):
             questions.learned(ids)
@@ -293,7 +299,7 @@ class Life(RuleBasedStateMachine):
     def time_passes(self, batches: int) -> None:
         due = [name for name in self.open() if self.now - self.asked_at[name] >= 3]
         assert self.questions.closing(self.now) == due
-        assert self.questions.expire(self.now) == (due, len(set(due) - self.shown))
+        assert expire(self.questions, self.now) == (due, len(set(due) - self.shown))
         self.expired |= set(due)
         self.now += batches
 

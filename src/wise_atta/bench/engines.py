@@ -1,4 +1,4 @@
-"""Where are many experiments run? In this process, in several of this machine, or on a Ray cluster.
+"""Engines that run many experiments: inline, a process pool, a Ray cluster.
 
 Whatever the engine, a run writes to its own folder, and one whose process dies is taken up again from its checkpoint:
 its rows were cut back to that moment, so nothing is counted twice, and the numbers are those of an undisturbed run.

@@ -1,4 +1,4 @@
-"""What is run? One small typed description: method, model, data, stream, budget, seed."""
+"""`Experiment`, the typed description of a run: method, model, data, stream, budget, seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of an error is chance? Runs whose weights were nudged by 1e-7, what a card keeps of them, and what they say."""
+"""The share of an error that is chance: runs whose weights were nudged by 1e-7, and what a card keeps of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How are finished runs looked at from a terminal? What labels buy, where two runs part, a report, a bundle."""
+"""`wise-atta value | compare | report | bundle`: finished runs, looked at from a terminal."""
 
 from __future__ import annotations
 

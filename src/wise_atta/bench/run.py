@@ -1,4 +1,4 @@
-"""How is an experiment run? Batch by batch, scored before the update, recorded, resumable at any moment."""
+"""The run of an experiment: batch by batch, scored before the update, recorded, resumable at any moment."""
 
 from __future__ import annotations
 

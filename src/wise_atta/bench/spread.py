@@ -1,4 +1,4 @@
-"""How far apart do runs of one experiment come by chance? Their weights differ by 1e-7, in the last bits.
+"""The spread of runs of one experiment whose weights differ by 1e-7: how far apart they come by chance.
 
 A card's `spread` is what ten such runs gave. It is measured where the card was made: the card's own run is made again
 first, and must come out as it did.

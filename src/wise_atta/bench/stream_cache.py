@@ -1,4 +1,4 @@
-"""How do many runs share one decoding? The stream's batches are held as 8-bit pixels on their device."""
+"""A cache of streams for many runs in one process: batches as 8-bit pixels on their device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which studies can be run from a terminal? Methods side by side, tuning, grids, harm, and what labels are worth."""
+"""`wise-atta rivals | tune | sweep | spread | verify | no-harm | ablation | delay`: studies run from a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a label buy? Error against labels spent on one stream, beside the best method that asks for none.
+"""The value of a label: error against labels spent on one stream, beside the best method that asks for none.
 
 Runs of several methods, ratios and seeds over one stream are compared sample by sample. A difference is taken over all
 samples, and over samples whose picture was never asked for: there, what either of the two asked for is left out for

@@ -1,4 +1,4 @@
-"""Does a card say the truth? Its experiment is run again, here, and held to what the card promises.
+"""The verification of a card: its experiment is run again, here, and held to what the card promises.
 
 Adaptation is chaotic: weights that differ in their last bit can end some tenths of a point apart. So a card promises
 the same digits only where the same arithmetic is done. Elsewhere it promises the first batch's logits, before chaos

@@ -1,4 +1,4 @@
-"""Which layouts are understood? Trees of classes and domains, ImageNet-C's grid, CIFAR's arrays, the hub, digits."""
+"""Layouts of data sets: trees of classes and domains, ImageNet-C's grid, CIFAR's arrays, the hub, digits."""
 
 from __future__ import annotations
 

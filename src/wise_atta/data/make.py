@@ -1,4 +1,4 @@
-"""How is a corrupted data set written to disk? As the layouts that are read here: a grid of folders, or npy arrays."""
+"""Corrupted data sets written to disk, as layouts that are read here: a grid of folders, or npy arrays."""
 
 from __future__ import annotations
 

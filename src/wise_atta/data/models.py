@@ -1,4 +1,4 @@
-"""Which model is meant, and what does it expect? A name says which weights, and normalisation travels with them.
+"""Source models by name: the name says which weights, and normalisation travels with them.
 
 | name | meaning |
 | --- | --- |

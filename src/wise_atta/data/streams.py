@@ -1,4 +1,4 @@
-"""Which stream is meant, and how does it reach the model? One small description, opened as batches and, apart, truth.
+"""Streams by description: one small specification, opened as batches and, apart, the truth.
 
 Workers read and decode; pixels travel as 8 bits, pinned where there is a GPU; corruptions and the step to [0, 1] run on
 the device. What arrives depends on the description and the data alone, not on the process or the number of workers.

@@ -1,9 +1,10 @@
-"""CEMA: sure and new samples go to a teacher; the student is distilled from it, with replay (Chen et al., ICLR 2024)."""
+"""CEMA: sure and new samples go to a teacher, who distils the student, with replay (Chen et al., ICLR 2024)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,6 +17,26 @@ from wise_atta.reference.toy import classifier, toy
 
 STUDENT = partial(torch.optim.SGD, lr=2.5e-3, momentum=0.9)
 TEACHER = partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9)
+
+
+@dataclass(frozen=True)
+class Constants:
+    fraction: float = 0.4  # E_max = E₀ = fraction·ln C
+    e_min: float = 0.0  # E_min = e_min·ln C; 0: none
+    redundancy: float = 0.05  # ε
+    average: float = 0.9  # of p̄
+    queue: int = 32  # samples that make a round
+    replayed: int = 96  # samples that join a round,
+    replay_from: int = 256  # once so many are stored
+    replayed_alone: int = 128  # samples of a step where nothing was sent
+    buffer: int = 300  # samples that are stored; 10,000 in the public configuration
+    entropy_weight: float = 3.0
+    kl_weight: float = 3.0
+    ce_weight: float = 1.0
+    statistics_rate: float = 0.1  # by which the statistics follow
+
+
+PAPER = Constants()
 
 
 def any_stored(t: int, round_: int, stored: int, n: int) -> list[int]:
@@ -71,14 +92,14 @@ def moving(model: nn.Module, x: Tensor) -> Tensor:
     return logits
 
 
-def distillation(student: Tensor, teacher: Tensor, e0: float, weights: tuple[float, float, float]) -> Tensor:
+def distillation(student: Tensor, teacher: Tensor, e0: float, c: Constants) -> Tensor:
     """Mean of 3·exp(E₀ − H)·H + exp(E₀ − H′)·(3·KL(p′‖p) + 1·CE(p, arg max p′)), ′ the teacher's, which is constant."""
     h, h_teacher = entropy(student), entropy(teacher)
     log_p, log_q = teacher.log_softmax(dim=1), student.log_softmax(dim=1)
     kl = (log_p.exp() * (log_p - log_q)).sum(dim=1)
     ce = functional.cross_entropy(student, teacher.argmax(dim=1), reduction="none")
     by_student, by_teacher = torch.exp(e0 - h.detach()), torch.exp(e0 - h_teacher)
-    return (weights[0] * by_student * h + by_teacher * (weights[1] * kl + weights[2] * ce)).mean()
+    return (c.entropy_weight * by_student * h + by_teacher * (c.kl_weight * kl + c.ce_weight * ce)).mean()
 
 
 def run(
@@ -89,36 +110,20 @@ def run(
     grants: Callable[[int], int | None] = lambda t: None,
     optimizer: Optimizers = STUDENT,
     teacher_optimizer: Optimizers = TEACHER,
-    fraction: float = 0.4,
-    e_min: float = 0.0,
-    redundancy: float = 0.05,
-    average: float = 0.9,
-    queue: int = 32,
-    replayed: int = 96,
-    replay_from: int = 256,
-    replayed_alone: int = 128,
-    buffer: int = 300,
-    entropy_weight: float = 3.0,
-    kl_weight: float = 3.0,
-    ce_weight: float = 1.0,
-    statistics_rate: float = 0.1,
+    constants: Constants = PAPER,
     replay: Callable[[int, int, int, int], list[int]] = any_stored,
 ) -> Iterator[Tensor]:
     """Yields the student's logits of each batch, sends what is worth it, and distils whenever the queue is full.
 
-    Sent: e_min·ln C < H < E₀ = fraction·ln C under the student (0: no lower bound) and |cos(p̄, p)| < ε = `redundancy`, p̄ the moving
-    average over what was sent; where `grants(t)` is a number, only so many of the largest H. Every full `queue` is one
-    round: a step of the teacher, then one of the student on the queue and, once `replay_from` are stored, `replayed` of
-    them, by what the teacher then says of all of these. A batch of which nothing was sent takes one step of the student
-    on `replayed_alone`.
-
-    >>> made = toy()
-    >>> made.error(run(made.model, made.stream, classifier(width=64), redundancy=0.4))
-    ''
+    Sent: E_min < H < E_max under the student and |cos(p̄, p)| < ε, p̄ the moving average over what was sent; where
+    `grants(t)` is a number, only so many, of the largest H. Every full queue is one round: a step of the teacher, then
+    one of the student, on the queue and on replayed samples, by what the teacher then says of them. A batch of which
+    nothing was sent takes one step of the student on replayed samples alone.
     """
+    c = constants
     student_steps, teacher_steps = optimizer(norm_tensors(model)), teacher_optimizer(norm_tensors(teacher))
-    use_renormalisation(model, statistics_rate)
-    use_renormalisation(teacher, statistics_rate)
+    use_renormalisation(model, c.statistics_rate)
+    use_renormalisation(teacher, c.statistics_rate)
     mean_p: Tensor | None = None
     waiting: list[Tensor] = []
     stored: list[Tensor] = []
@@ -127,38 +132,47 @@ def run(
         x = torch.stack(samples)
         with torch.no_grad():
             target = teacher(x)
-        descend(student_steps, distillation(model(x), target, e0, (entropy_weight, kl_weight, ce_weight)))
+        descend(student_steps, distillation(model(x), target, e0, c))
 
     for t, x in enumerate(stream, start=1):
         with torch.no_grad():
             logits = moving(model, x)
         yield logits
-        e0 = fraction * math.log(logits.shape[1])
+        e0 = c.fraction * math.log(logits.shape[1])
         h = entropy(logits)
-        sent = sure_and_new(logits, mean_p, e0, redundancy)
-        if e_min:
-            sent = sent & (h > e_min * math.log(logits.shape[1]))
+        sent = sure_and_new(logits, mean_p, e0, c.redundancy)
+        if c.e_min:
+            sent = sent & (h > c.e_min * math.log(logits.shape[1]))
         most = grants(t)
         if most is not None:
             surest_last = h.where(sent, -torch.inf).sort(descending=True, stable=True).indices
             allowed = torch.zeros_like(sent)
             allowed[surest_last[:most]] = True
             sent = sent & allowed
-        mean_p = next_mean(logits, sent, mean_p, average)
+        mean_p = next_mean(logits, sent, mean_p, c.average)
         waiting += list(x[sent])
 
         round_ = 0
-        while len(waiting) >= queue:
-            now, waiting = waiting[:queue], waiting[queue:]
+        while len(waiting) >= c.queue:
+            now, waiting = waiting[: c.queue], waiting[c.queue :]
             descend(teacher_steps, weighted_entropy(moving(teacher, torch.stack(now)), e0))
-            again = replay(t, round_, len(stored), replayed) if len(stored) >= replay_from else []
+            again = replay(t, round_, len(stored), c.replayed) if len(stored) >= c.replay_from else []
             distil(now + [stored[i] for i in again], e0)
-            stored = (stored + now)[-buffer:]
+            stored = (stored + now)[-c.buffer :]
             round_ += 1
-        if not sent.any() and len(stored) >= replay_from:
-            distil([stored[i] for i in replay(t, 0, len(stored), min(replayed_alone, len(stored)))], e0)
+        if not sent.any() and len(stored) >= c.replay_from:
+            distil([stored[i] for i in replay(t, 0, len(stored), min(c.replayed_alone, len(stored)))], e0)
+
+
+def example() -> str:
+    """On the toy stream.
+
+    >>> example()
+    '15 % wrong, 0 labels'
+    """
+    made = toy()
+    return made.error(run(made.model, made.stream, classifier(width=16), constants=Constants(redundancy=0.4)))
 
 
 if __name__ == "__main__":
-    made = toy()
-    print("cema:", made.error(run(made.model, made.stream, classifier(width=64), redundancy=0.4)))
+    print(example())

@@ -1,4 +1,4 @@
-"""EATTA: a label for the sample whose prediction noise moves most, and two gradients in balance (Wang et al., CVPR 2025)."""
+"""EATTA: a label where noise moves the prediction most, and two gradients in balance (Wang et al., CVPR 2025)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from wise_atta.reference.common import Answer, Optimizers, chance, descend, entropy, inside, look
-from wise_atta.reference.common import norm_tensors, use_batch_statistics
+from wise_atta.reference.common import (
+    Answer,
+    Optimizers,
+    chance,
+    descend,
+    entropy,
+    inside,
+    look,
+    norm_tensors,
+    use_batch_statistics,
+)
 from wise_atta.reference.toy import toy
 
 SGD = partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9, nesterov=True)
@@ -24,7 +33,8 @@ def normal(t: int, shape: torch.Size) -> Tensor:
 
 def sensitivity(features: Tensor, logits: Tensor, head: nn.Module, noise: Tensor, sigma: float) -> Tensor:
     """|p_ŷ(f + σ·noise) − p_ŷ(f)| of each sample, ŷ = arg max p."""
-    p, moved = logits.softmax(dim=1), head(features + sigma * noise).softmax(dim=1)
+    p = logits.softmax(dim=1)
+    moved: Tensor = head(features + sigma * noise).softmax(dim=1)
     guess = p.argmax(dim=1, keepdim=True)
     return (moved - p).gather(1, guess).abs().flatten()
 
@@ -49,7 +59,7 @@ class ClassRule:
 def length(loss: Tensor, tensors: list[nn.Parameter]) -> float:
     """The Euclidean norm of the gradient over all tensors together."""
     gradients = torch.autograd.grad(loss, tensors, retain_graph=True)
-    return torch.stack([g.norm() for g in gradients]).norm().item()
+    return float(torch.stack([g.norm() for g in gradients]).norm())
 
 
 def published_tensors(model: nn.Module) -> list[nn.Parameter]:
@@ -71,17 +81,12 @@ def run(
     sigma: float = 0.01,
     average: float = 0.8,
     balance: float = 2.0,
-    class_rule: bool = True,
     noise: Callable[[int, torch.Size], Tensor] = normal,
 ) -> Iterator[Tensor]:
     """Yields the logits of each batch, then asks for `grants(t)` labels and minimises w₁·L_ent + w₂·L_sup.
 
     L_ent is the mean H over {H < E₀, not labelled}, E₀ = fraction·ln C. w₁ and w₂ begin at 1. A batch that has both
     losses moves them, with `average` and from the first such batch on, to g₂ and g₁ scaled to the sum `balance`.
-
-    >>> made = toy()
-    >>> made.error(run(made.model, made.stream, made.answer, optimizer=partial(SGD, lr=0.01)))
-    ''
     """
     use_batch_statistics(model)
     adapted = adapt(model)
@@ -96,10 +101,7 @@ def run(
         with torch.no_grad():
             scores = sensitivity(features, logits, model.get_submodule(head), noise(t, features.shape), sigma)
         ranking = scores.sort(descending=True, stable=True).indices.tolist()
-        if class_rule:
-            asked = rule.pick(ranking, scores.tolist(), logits.argmax(dim=1).tolist(), grants(t))
-        else:
-            asked = ranking[: grants(t)]
+        asked = rule.pick(ranking, scores.tolist(), logits.argmax(dim=1).tolist(), grants(t))
 
         # How to learn from it.
         h = entropy(logits)
@@ -118,6 +120,15 @@ def run(
             descend(steps, torch.stack(weighted).sum())
 
 
-if __name__ == "__main__":
+def example() -> str:
+    """On the toy stream.
+
+    >>> example()
+    '14 % wrong, 40 labels'
+    """
     made = toy()
-    print("eatta:", made.error(run(made.model, made.stream, made.answer, optimizer=partial(SGD, lr=0.01))))
+    return made.error(run(made.model, made.stream, made.answer, optimizer=partial(SGD, lr=0.01)))
+
+
+if __name__ == "__main__":
+    print(example())

@@ -63,10 +63,6 @@ def run(
     the source weights on the unlabelled samples, and by its cross-entropy on the labelled ones, each scaled to [0, 1]
     over the candidates; scores follow with `average`. The least wins: without a label the least so far, before any
     label the first. The supervised step is `supervised`'s, on every parameter.
-
-    >>> made = toy()
-    >>> made.error(run(made.model, made.stream, made.answer))
-    ''
     """
     use_batch_statistics(model)
     source = deepcopy(model)
@@ -104,6 +100,15 @@ def run(
             descend(supervision, functional.cross_entropy(model(x)[asked], labels))
 
 
-if __name__ == "__main__":
+def example() -> str:
+    """On the toy stream.
+
+    >>> example()
+    '14 % wrong, 120 labels'
+    """
     made = toy()
-    print("hiltta:", made.error(run(made.model, made.stream, made.answer)))
+    return made.error(run(made.model, made.stream, made.answer))
+
+
+if __name__ == "__main__":
+    print(example())

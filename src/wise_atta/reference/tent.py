@@ -16,12 +16,7 @@ SGD = partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9, nesterov=True)
 
 
 def run(model: nn.Module, stream: Iterable[Tensor], *, optimizer: Optimizers = SGD) -> Iterator[Tensor]:
-    """Yields the logits of each batch, then minimises (1/n) Σᵢ H(pᵢ) over the normalisation tensors.
-
-    >>> made = toy()
-    >>> made.error(run(made.model, made.stream, optimizer=partial(SGD, lr=0.01)))
-    ''
-    """
+    """Yields the logits of each batch, then minimises (1/n) Σᵢ H(pᵢ) over the normalisation tensors."""
     use_batch_statistics(model)
     steps = optimizer(norm_tensors(model))
     for x in stream:
@@ -30,6 +25,15 @@ def run(model: nn.Module, stream: Iterable[Tensor], *, optimizer: Optimizers = S
         descend(steps, entropy(logits).mean())
 
 
-if __name__ == "__main__":
+def example() -> str:
+    """On the toy stream.
+
+    >>> example()
+    '13 % wrong, 0 labels'
+    """
     made = toy()
-    print("tent:", made.error(run(made.model, made.stream, optimizer=partial(SGD, lr=0.01))))
+    return made.error(run(made.model, made.stream, optimizer=partial(SGD, lr=0.01)))
+
+
+if __name__ == "__main__":
+    print(example())

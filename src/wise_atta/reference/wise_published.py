@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -23,8 +24,24 @@ from wise_atta.reference.eatta import ClassRule, normal, sensitivity
 from wise_atta.reference.toy import toy
 from wise_atta.reference.wise import BudgetPaced, any_of, drift, l_ent, l_sup, largest, quantile, uniform, utility
 
-# The first rate on ImageNet-C; the second is an argument of `run`.
+# Both rates are those for a ResNet-50 on ImageNet-C: this one is of the first step of a labelled batch.
 SGD = partial(torch.optim.SGD, lr=5e-4, momentum=0.9, nesterov=True)
+
+
+@dataclass(frozen=True)
+class Constants:
+    second_lr: float = 2e-4  # of all other steps
+    unlabelled: float = 0.1  # weight of L_ent on an unlabelled batch
+    ent: float = 1.7  # weights of L_ent and L_sup in the first step of a labelled one
+    sup: float = 0.15
+    sup_second: float = 0.15  # weight of L_sup in its second step
+    fraction: float = 0.4  # τ_ent = fraction·ln C
+    mu: float = 0.9  # momentum of the anchor
+    first: int = 4  # batches that are asked by perturbation
+    sigma: float = 0.01  # of that
+
+
+PUBLISHED = Constants()
 
 
 class PublishedPaced(BudgetPaced):
@@ -56,26 +73,13 @@ def run(
     head: str = "fc",
     adapt: Callable[[nn.Module], list[nn.Parameter]] = norm_tensors,
     optimizer: Optimizers = SGD,
-    second_lr: float = 2e-4,
-    unlabelled: float = 0.1,
-    ent: float = 1.7,
-    sup: float = 0.15,
-    sup_second: float = 0.15,
-    fraction: float = 0.4,
-    mu: float = 0.9,
-    first: int = 4,
-    sigma: float = 0.01,
+    constants: Constants = PUBLISHED,
     noise: Callable[[int, torch.Size], Tensor] = normal,
     ties: Callable[[int, int], Tensor] = any_of,
 ) -> Iterator[Tensor]:
-    """Yields the logits of each batch. For a ResNet on ImageNet-C `adapt` is `eatta.published_tensors`.
-
-    >>> made = toy()
-    >>> decide = PublishedPaced(r=0.5, length=len(made.stream))
-    >>> made.error(run(made.model, made.stream, made.answer, decide))
-    ''
-    """
+    """Yields the logits of each batch. For a ResNet on ImageNet-C `adapt` is `eatta.published_tensors`."""
     use_batch_statistics(model)
+    c = constants
     anchor = deepcopy(model)
     classifier = model.get_submodule(head)
     norm, bias = adapt(model), [classifier.get_parameter("bias")]
@@ -92,19 +96,19 @@ def run(
             p.grad = g
         steps.param_groups[0]["lr"] = lr
         steps.step()
-        follow(anchor, model, mu)
+        follow(anchor, model, c.mu)
 
     for t, x in enumerate(stream, start=1):
         features, logits = look(model, x, head)
         yield logits.detach()
-        tau_ent = fraction * math.log(logits.shape[1])
+        tau_ent = c.fraction * math.log(logits.shape[1])
 
         k = decide(utility(logits, tau_ent))
         asked: list[int] = []
         if k:
             with torch.no_grad():
-                if t <= first:
-                    scores = sensitivity(features, logits, classifier, noise(t, features.shape), sigma)
+                if t <= c.first:
+                    scores = sensitivity(features, logits, classifier, noise(t, features.shape), c.sigma)
                 else:
                     scores = drift(logits, anchor(x))
             ranking = largest(scores, ties(t, len(x)), len(x))
@@ -112,13 +116,22 @@ def run(
         labels = {i: answer(t, i) for i in asked}
 
         if labels:
-            step(ent * l_ent(logits, asked, tau_ent) + sup * l_sup(logits, labels), norm, first_lr)
-            step(sup_second * l_sup(model(x), labels), [*norm, *bias], second_lr)
+            step(c.ent * l_ent(logits, asked, tau_ent) + c.sup * l_sup(logits, labels), norm, first_lr)
+            step(c.sup_second * l_sup(model(x), labels), [*norm, *bias], c.second_lr)
         else:
-            step(unlabelled * l_ent(logits, asked, tau_ent), [*norm, *bias], second_lr)
+            step(c.unlabelled * l_ent(logits, asked, tau_ent), [*norm, *bias], c.second_lr)
+
+
+def example() -> str:
+    """On the toy stream.
+
+    >>> example()
+    '14 % wrong, 19 labels'
+    """
+    made = toy()
+    decide = PublishedPaced(r=0.5, length=len(made.stream))
+    return made.error(run(made.model, made.stream, made.answer, decide))
 
 
 if __name__ == "__main__":
-    made = toy()
-    paced = PublishedPaced(r=0.5, length=len(made.stream))
-    print("wise_published:", made.error(run(made.model, made.stream, made.answer, paced)))
+    print(example())

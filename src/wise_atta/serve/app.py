@@ -1,4 +1,4 @@
-"""What does the service say over HTTP?"""
+"""The HTTP application: routes, roles, and errors as replies."""
 
 # Annotations are needed as values here: FastAPI reads them, and some name what only `create_app` knows.
 

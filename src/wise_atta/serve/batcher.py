@@ -1,4 +1,4 @@
-"""How do single pictures become batches without anybody waiting long?"""
+"""The batcher: single pictures become batches, and nobody waits long."""
 
 from __future__ import annotations
 

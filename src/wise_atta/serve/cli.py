@@ -1,4 +1,4 @@
-"""How is the service started and looked after? `wise-atta serve`, and `wise-atta ledger …`."""
+"""`wise-atta serve`, which starts the service, and `wise-atta ledger …`, which looks after its database."""
 
 from __future__ import annotations
 

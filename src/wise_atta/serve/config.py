@@ -1,4 +1,4 @@
-"""What can be set about a service, and what is refused before it starts?"""
+"""Settings of the service, and what of them is refused before it starts."""
 
 from __future__ import annotations
 

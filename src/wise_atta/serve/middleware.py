@@ -1,4 +1,4 @@
-"""What is refused before anybody looks at it? Requests without end, pages of other sites, and names of other hosts."""
+"""HTTP middleware: limits on requests without end, pages of other sites, and names of other hosts."""
 
 from __future__ import annotations
 

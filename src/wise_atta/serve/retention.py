@@ -1,4 +1,4 @@
-"""What is kept for how long, and how does it get out? Old pictures are deleted; the ledger becomes Parquet files.
+"""Retention, export and backup: old pictures are deleted, and the ledger becomes Parquet files.
 
 A ledger in SQLite is copied while the service runs, and put back while it does not.
 """

@@ -1,4 +1,4 @@
-"""How is a label unlearned? By going through the event log again without it, or, where that is gone, from a checkpoint.
+"""Revoking labels: the event log is replayed without them, or, where it is gone, from a checkpoint.
 
 Exactly: from a checkpoint before the first of the labels, every event is applied again, without the revoked answers.
 The questions stay the ones that were asked: people were shown them and the account paid for them. So policy, selector

@@ -1,4 +1,4 @@
-"""What makes up a running service? Streams that predict at once and learn behind it, and one ledger."""
+"""The running service: streams that predict at once and learn behind it, and one ledger."""
 
 from __future__ import annotations
 

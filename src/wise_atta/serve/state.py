@@ -1,4 +1,4 @@
-"""What is a stream at a given place in its event log? A deterministic machine: the same events, the same state.
+"""The state of a stream at a place in its event log, a deterministic machine: the same events, the same state.
 
 The live learner, the recovery after a crash, the replay that revokes labels and the twin in the tests all drive this
 one class. It knows no clock, no database and no request.

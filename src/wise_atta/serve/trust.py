@@ -1,4 +1,4 @@
-"""Who may answer what? Questions are leased, answers checked, and whoever stands out is held for review."""
+"""Questions and answers of people: leases, checks of answers, and a review of whoever stands out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What did the client send? Pictures of known kinds and bounded size become pixels; everything else is refused."""
+"""Uploads: pictures of known kinds and bounded size become pixels; everything else is refused."""
 
 from __future__ import annotations
 

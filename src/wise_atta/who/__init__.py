@@ -12,7 +12,7 @@ order in which nothing that somebody looked at is returned, and nothing that was
 ...     annotator_.ask(queries, now)
 ...     new = questions.answer(annotator_.answers(now, last=questions.closing(now)))
 ...     questions.show(annotator_.shown(now))
-...     expired, returned = questions.expire(now)
+...     returned = questions.give_up(questions.closing(now))
 ...     questions.learned(item.id for item in questions.pending)
 >>> questions.counts
 Counts(asked=5, shown=5, answered=3, learned=3, cant_tell=0, expired=0, stale=0)
@@ -27,7 +27,7 @@ from wise_atta import errors
 from wise_atta.who.annotators import Annotator, Callback, Direct, Oracle, Teacher
 from wise_atta.who.inbox import Inbox
 from wise_atta.who.query import CANT_TELL, SKIP, Answer, AnswerLike, Query, Verdict, as_batch
-from wise_atta.who.questions import Answered, Context, Counts, Questions
+from wise_atta.who.questions import Asked, Context, Counts, Questions
 from wise_atta.who.wrappers import Between, Delay, Delayed, Geometric, Noisy, Poisson, Wrapper
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "Annotator",
     "Answer",
     "AnswerLike",
-    "Answered",
+    "Asked",
     "Between",
     "Callback",
     "Context",

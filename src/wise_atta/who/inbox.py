@@ -123,7 +123,7 @@ class Inbox(Annotator):
                 "seen": list(self._seen),
                 "news": list(self._news),
                 "ready": {name: pack_answer(answer) for name, answer in self._ready.items()},
-                "closed": self._closed.state_dict(),
+                "closed": dict(self._closed),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -132,7 +132,7 @@ class Inbox(Annotator):
             questions = {item["id"]: unpack_query(item) for item in state["questions"]}
             seen, news = dict.fromkeys(state["seen"]), list(state["news"])
             ready = {name: unpack_answer(item) for name, item in state["ready"].items()}
-            closed = self._closed.restored(state["closed"])
+            closed = Closed(self._closed.remember, state["closed"])
         with self._lock:
             self._questions, self._seen, self._news = questions, seen, news
             self._ready, self._closed = ready, closed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from torch import Tensor
@@ -35,6 +35,7 @@ Context: TypeAlias = Literal["own", "current", "source"]
 _EXPIRED = "expired"
 # Late labels that are learned with one batch, each by a forward and a graph of its own; the others wait for the next.
 _LATE = 8
+_NOT_YET = Answer(None)
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,17 @@ class Counts:
     stale: int = 0
 
 
-@dataclass(eq=False, slots=True)
-class Answered:
-    """A question with its class, and the context that was handed in when it was asked.
+@dataclass(eq=False)
+class Asked:
+    """One question that is not closed, with the context that was handed in when it was asked.
 
-    `age` is set where the label was learned before and is to be learned again: how old, in batches, it was then.
+    `age` is set where its label was learned before and is to be learned again: how old, in batches, it was then.
     """
 
     query: Query
-    answer: Answer
     context: Any = None
+    shown: bool = False
+    answer: Answer = _NOT_YET
     age: int | None = None
 
     @property
@@ -72,7 +74,7 @@ class Answered:
 
     @property
     def label(self) -> int:
-        assert isinstance(self.answer.label, int), "only classes are answered"
+        assert isinstance(self.answer.label, int), "only classes are learned"
         return self.answer.label
 
     def age_at(self, number: int) -> int:
@@ -80,47 +82,28 @@ class Answered:
         return number - self.query.batch if self.age is None else self.age
 
 
-@dataclass(eq=False, slots=True)
-class _Open:
-    query: Query
-    context: Any
-    shown: bool = False
+class Closed(dict[str, int | str]):
+    """How the latest questions ended: id → the answer. `ages` is how old a label was learned. The oldest go first."""
 
-
-class Closed:
-    """How the latest questions ended: id → the answer, and how old a label was learned. The oldest are forgotten."""
-
-    def __init__(self, remember: int) -> None:
+    def __init__(
+        self, remember: int, ends: Mapping[str, int | str] | None = None, ages: Mapping[str, int] | None = None
+    ):
+        super().__init__()
         if remember < 0:
             raise errors.BadConfig(f"remember must be 0 or more, not {remember}")
         self.remember = remember
-        self._ends: dict[str, int | str] = {}
         self.ages: dict[str, int] = {}
-
-    def __contains__(self, query_id: str) -> bool:
-        return query_id in self._ends
-
-    def __getitem__(self, query_id: str) -> int | str:
-        return self._ends[query_id]
+        for query_id, end in (ends or {}).items():
+            self.add(query_id, end, (ages or {}).get(query_id))
 
     def add(self, query_id: str, end: int | str, age: int | None = None) -> None:
-        self._ends[query_id] = end
+        self[query_id] = end
         if age is not None:
             self.ages[query_id] = age
-        while len(self._ends) > self.remember:
-            oldest = next(iter(self._ends))
-            del self._ends[oldest]
+        while len(self) > self.remember:
+            oldest = next(iter(self))
+            del self[oldest]
             self.ages.pop(oldest, None)
-
-    def state_dict(self) -> dict[str, int | str]:
-        return dict(self._ends)
-
-    def restored(self, state: Mapping[str, int | str], ages: Mapping[str, int] | None = None) -> Closed:
-        """A new one with the ends that were saved."""
-        closed = Closed(self.remember)
-        for query_id, end in state.items():
-            closed.add(query_id, end, None if ages is None else ages.get(query_id))
-        return closed
 
 
 def _shared(copy: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -230,8 +213,8 @@ class Questions:
         self.late_weight = late_weight
         self.late_limit = late_limit
         self.teacher_cost: int | None = None
-        self._open: dict[str, _Open] = {}
-        self._pending: dict[str, Answered] = {}
+        self._open: dict[str, Asked] = {}
+        self._pending: dict[str, Asked] = {}
         self._closed = Closed(remember)
         self._counts = asdict(Counts())
         self._fresh: list[str] = []
@@ -266,7 +249,7 @@ class Questions:
         return not self._open and not self._pending
 
     @property
-    def pending(self) -> list[Answered]:
+    def pending(self) -> list[Asked]:
         """Answers that were not learned yet, in the order in which they came."""
         return list(self._pending.values())
 
@@ -293,7 +276,7 @@ class Questions:
         contexts = [None] * len(queries) if contexts is None else contexts
         if len(contexts) != len(queries):
             raise errors.BadInput(f"{len(contexts)} contexts for {len(queries)} questions: give one each, or none")
-        new: dict[str, _Open] = {}
+        new: dict[str, Asked] = {}
         copy = _shared(taken)
         classes = self.classes
         for query, context in zip(queries, contexts, strict=True):
@@ -304,7 +287,7 @@ class Questions:
                 raise errors.BadInput(
                     f"question {query.id!r} has logits of {query.classes} classes, the others have {classes}"
                 )
-            new[query.id] = _Open(query, plain(context, f"the context of question {query.id!r}", copy))
+            new[query.id] = Asked(query, plain(context, f"the context of question {query.id!r}", copy))
         self.classes = classes
         self._open |= new
         self._fresh += new
@@ -366,7 +349,7 @@ class Questions:
                 new[query_id] = answer
         return new
 
-    def answer(self, answers: Mapping[str, AnswerLike]) -> list[Answered]:
+    def answer(self, answers: Mapping[str, AnswerLike]) -> list[Asked]:
         """Record answers; gives the questions that have a class now and had none before.
 
         "Can't tell" closes its question, "skip" leaves it open, None tells nothing, and the same class or "can't tell"
@@ -374,7 +357,7 @@ class Questions:
         """
         return self._record(self.read(answers))
 
-    def _record(self, answers: Mapping[str, Answer]) -> list[Answered]:
+    def _record(self, answers: Mapping[str, Answer]) -> list[Asked]:
         new = self._labelled(answers)
         for query_id, answer in answers.items():
             self._show(query_id)
@@ -407,7 +390,7 @@ class Questions:
 
     # -- learned --------------------------------------------------------------------------------------------------
 
-    def due(self, new: Mapping[str, Answer], number: int, now: int) -> tuple[list[Answered], list[str]]:
+    def due(self, new: Mapping[str, Answer], number: int, now: int) -> tuple[list[Asked], list[str]]:
         """The labels to learn with batch `number`, and the ids of those that came too late for it."""
         answered = [*self._pending.values(), *self._labelled(new)]
         limit = math.inf if self.late_limit is None else self.late_limit
@@ -418,7 +401,7 @@ class Questions:
         left = {*stale, *(item.id for item in timely[_LATE:])}
         return [item for item in answered if item.id not in left], stale
 
-    def weight_of(self, item: Answered, now: int) -> float:
+    def weight_of(self, item: Asked, now: int) -> float:
         """What a late label counts: less, the older it is."""
         return item.answer.weight / (1 if self.late_weight is None else 1 + item.age_at(now) / self.late_weight)
 
@@ -427,13 +410,13 @@ class Questions:
 
         With the number of the batch that they were learned with, so is how old they were.
         """
-        self._counts["learned"] += self._close(ids, number)
+        self._close(ids, "learned", number)
 
     def dismiss(self, ids: Iterable[str]) -> None:
         """The labels of these pending questions came too late and will not be learned."""
-        self._counts["stale"] += self._close(ids)
+        self._close(ids, "stale")
 
-    def _close(self, ids: Iterable[str], number: int | None = None) -> int:
+    def _close(self, ids: Iterable[str], end: str, number: int | None = None) -> None:
         ids = list(ids)
         if len(set(ids)) != len(ids):
             raise errors.AlreadyLearned(f"an id is there twice in {ids}: learn every label once")
@@ -447,7 +430,7 @@ class Questions:
         for query_id in ids:
             item = self._pending.pop(query_id)
             self._closed.add(query_id, item.label, None if number is None else item.age_at(number))
-        return len(ids)
+        self._counts[end] += len(ids)
 
     # -- settled --------------------------------------------------------------------------------------------------
 
@@ -474,14 +457,6 @@ class Questions:
         if self.expires_after is None:
             return []
         return [query_id for query_id, item in self._open.items() if now - item.query.asked_at >= self.expires_after]
-
-    def expire(self, now: int) -> tuple[list[str], int]:
-        """At the end of a batch, after its answers: close what nobody answered in time.
-
-        Gives the ids, and how many of them nobody was ever shown: only those return to the account.
-        """
-        ids = self.closing(now)
-        return ids, self.give_up(ids)
 
     def give_up(self, ids: Sequence[str]) -> int:
         """Close open questions without an answer. Gives how many nobody was ever shown: these labels are returned."""
@@ -533,7 +508,7 @@ class Questions:
                 }
                 for item in self._pending.values()
             ],
-            "closed": self._closed.state_dict(),
+            "closed": dict(self._closed),
             "ages": dict(self._closed.ages),
         }
 
@@ -542,23 +517,19 @@ class Questions:
         move = _shared(_to_host)
         with loading("the questions of an adapter"):
             classes, counts = state["classes"], Counts(**state["counts"])
-            opened = {
-                item["query"]["id"]: _Open(
-                    unpack_query(item["query"]), plain(item["context"], "context", move), item["shown"]
-                )
-                for item in state["open"]
-            }
-            pending = {
-                item["query"]["id"]: Answered(
+            asked = [
+                Asked(
                     unpack_query(item["query"]),
-                    unpack_answer(item["answer"]),
                     plain(item["context"], "context", move),
-                    # Earlier releases kept no ages.
-                    item.get("age"),
+                    item.get("shown", True),
+                    unpack_answer(item["answer"]) if "answer" in item else _NOT_YET,
+                    item.get("age"),  # earlier releases kept no ages
                 )
-                for item in state["pending"]
-            }
-            closed = self._closed.restored(state["closed"], state.get("ages"))
+                for item in (*state["open"], *state["pending"])
+            ]
+            opened = {item.id: item for item in asked if item.answer is _NOT_YET}
+            pending = {item.id: item for item in asked if item.answer is not _NOT_YET}
+            closed = Closed(self._closed.remember, state["closed"], state.get("ages"))
         if self.classes is not None and classes not in (None, self.classes):
             raise errors.StateMismatch(f"the state is of a model with {classes} classes, this one has {self.classes}")
         ended = counts.answered + counts.cant_tell + counts.expired
@@ -569,9 +540,10 @@ class Questions:
         self._closed = closed
         self._counts = asdict(counts)
 
-    def _labelled(self, answers: Mapping[str, Answer]) -> list[Answered]:
+    def _labelled(self, answers: Mapping[str, Answer]) -> list[Asked]:
+        """The open questions that would have a class."""
         return [
-            Answered(self._open[query_id].query, answer, self._open[query_id].context)
+            replace(self._open[query_id], answer=answer)
             for query_id, answer in answers.items()
             if isinstance(answer.label, int)
         ]

@@ -1,4 +1,4 @@
-"""How does a figure of the paper look with our numbers? Panels made of what was measured, the paper's beside them."""
+"""Figures of the paper from our numbers: panels of what was measured, the paper's beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was run of a table or figure? Cards found in folders, laid to the rows that they are runs of."""
+"""Cards of a table or figure, collected from folders and laid to the rows that they are runs of."""
 
 from __future__ import annotations
 

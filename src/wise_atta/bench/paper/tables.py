@@ -1,4 +1,4 @@
-"""How does a table of the paper read beside ours? Paper, ours and the difference, as Markdown."""
+"""Tables of the paper beside ours as Markdown: paper, ours and the difference."""
 
 from __future__ import annotations
 
