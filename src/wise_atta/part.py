@@ -13,7 +13,8 @@ from torch import Tensor
 from wise_atta import errors
 
 T = TypeVar("T")
-_KEY = "saved as"
+# In the metadata of a field: the key of its value in a saved state.
+SAVED_AS = "saved as"
 
 
 def running(start: Any = None, *, key: str) -> Any:
@@ -26,15 +27,15 @@ def running(start: Any = None, *, key: str) -> Any:
     key
         Its name in a saved state.
     """
-    return field(default_factory=lambda: copy.copy(start), init=False, repr=False, metadata={_KEY: key})
+    return field(default_factory=lambda: copy.copy(start), init=False, repr=False, metadata={SAVED_AS: key})
 
 
 @dataclass(kw_only=True, eq=False)
 class Part:
     """Options, which are fields, and running quantities, which are fields made by `running`.
 
-    A running quantity is a plain value, a tensor or another part, and is replaced, not written to. Parts are neither
-    frozen nor slotted: what failed is taken back through `vars`.
+    A running quantity is a plain value, a tensor or another part, and is replaced, not written to. So is an option with
+    `SAVED_AS` in its metadata. Parts are neither frozen nor slotted: what failed is taken back through `vars`.
 
     Examples
     --------
@@ -73,7 +74,7 @@ class Part:
 
 def _quantities(part: Part) -> list[tuple[str, str, Callable[[], Any]]]:
     """Attribute, key and start of every running quantity."""
-    return [(f.name, f.metadata[_KEY], f.default_factory) for f in fields(part) if _KEY in f.metadata]  # type: ignore[misc]  # made by `running`
+    return [(f.name, f.metadata[SAVED_AS], f.default_factory) for f in fields(part) if SAVED_AS in f.metadata]  # type: ignore[misc]  # made by `running`
 
 
 def _saved(value: Any) -> Any:

@@ -19,7 +19,7 @@ from wise_atta.how.sums import Loss, Sums
 from wise_atta.how.teacher import TeacherStudent
 from wise_atta.how.two_step import PublishedTwoStep, TwoStep
 from wise_atta.how.undo import remember
-from wise_atta.how.update import NoUpdate, Update, skipped
+from wise_atta.how.update import GradientUpdate, NoUpdate, Question, Update, skipped
 from wise_atta.how.views import Augment, Augmentation
 from wise_atta.signals import confident, trust
 
@@ -34,6 +34,7 @@ __all__ = [
     "Descend",
     "Distillation",
     "Entropy",
+    "GradientUpdate",
     "Labels",
     "Late",
     "LikelihoodRatio",
@@ -42,6 +43,7 @@ __all__ = [
     "Objective",
     "Optimizer",
     "PublishedTwoStep",
+    "Question",
     "Redundancy",
     "ReliableEntropy",
     "Replay",

@@ -16,7 +16,7 @@ PRESETS = imagenet_and_cifar(
 @published(PRESETS)
 def cotta(
     *,
-    update: Update = recipe(TeacherStudent, restore=recipe(Restore, names={"probability": "restore"})),
+    update: Update = recipe(TeacherStudent, returning=recipe(Restore, names={"probability": "restore"})),
     anchor: Anchor = recipe(Anchor, names={"momentum": "teacher_momentum"}, momentum=0.999),
     preset: str | None = None,
 ) -> Method:
