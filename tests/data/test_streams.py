@@ -24,8 +24,9 @@ from torch.utils.data import IterableDataset
 
 from wise_atta import errors, rng
 from wise_atta.data import StreamSpec, from_iterable, open_stream
+from wise_atta.data.arrangement import ORDERS, arrange, correlate
 from wise_atta.data.streams import PictureStream
-from wise_atta.stream import ORDERS, Batch, arrange, correlate
+from wise_atta.stream import Batch
 
 SPECS = [
     StreamSpec(data="tree:tree+c", batch=5, limit=6, domains=("fog", "gaussian_noise")),
