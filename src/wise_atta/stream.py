@@ -1,8 +1,4 @@
-"""`Batch`, `Stream`, and the order in which samples arrive: batches of inputs, never labels.
-
-The protocols of arrival are index arithmetic: `arrange` says which sample of which domain comes when, and knows nothing
-of pictures or files.
-"""
+"""Batches and streams of them: inputs, never labels."""
 
 from __future__ import annotations
 
