@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 from core import nets
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor
 
