@@ -140,8 +140,7 @@ def demo(
     wise-atta demo --json > demo.json
     """
     with _extra("bench"):
-        from wise_atta.bench import demo as demos
-        from wise_atta.bench import demo_report as report
+        from wise_atta.bench import demo as demos, demo_report as report
         from wise_atta.bench.record import write_text
         from wise_atta.bench.source import digits_model
 
@@ -312,8 +311,7 @@ def run(
     """
     with _extra("bench"):
         from wise_atta.bench.experiment import Experiment, nested, read_mapping
-        from wise_atta.bench.run import finished
-        from wise_atta.bench.run import run as run_experiment
+        from wise_atta.bench.run import finished, run as run_experiment
         from wise_atta.bench.spread import add_spread, said
         from wise_atta.bench.sweep import Places
 

@@ -193,7 +193,7 @@ class Adapter(Controls):
                     f"{granted}: pick(view, k) gives at most k rows"
                 )
             queries = self.questions.about(batch, self._number + 1, rows, seen.view.logits)
-            self.questions.ask(queries, [labelling.context(seen.forward, self.questions)] * len(queries))
+            self.questions.ask(queries, labelling.context(seen.forward, self.questions))
         except BaseException:
             if not free:
                 self.policy.undo()
@@ -275,7 +275,7 @@ class Adapter(Controls):
             late=sum(item.query.batch != out.number for item in todo) if updates else 0,
             stale=tuple(stale),
             expired=tuple(expired),
-            counts=self.counts,
+            counts=self.questions.counts,
             losses=losses,
             work=self.classifier.work - work + batch.work,
             seconds=batch.seconds + time.perf_counter() - began,

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from wise_atta import errors
-from wise_atta.bench import demo as demos
-from wise_atta.bench import demo_report as report
+from wise_atta.bench import demo as demos, demo_report as report
 from wise_atta.bench.demo import Demo, paired
 from wise_atta.bench.source import cache_folder, digits_model
 from wise_atta.bench.svg import Axis, Chart, ticks

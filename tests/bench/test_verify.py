@@ -18,9 +18,7 @@ from bench.made import with_head
 from typer.testing import CliRunner
 
 from wise_atta import cli, errors
-from wise_atta.bench import engines, studies
-from wise_atta.bench import run as runs
-from wise_atta.bench import spread as spread_module
+from wise_atta.bench import engines, run as runs, spread as spread_module, studies
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, read_cards, read_mapping
 from wise_atta.bench.nudges import summarise
 from wise_atta.bench.record import claimed, write_cards, write_json

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.utils.data import IterableDataset
 
 from wise_atta import errors, rng
 from wise_atta.data import StreamSpec, from_iterable, open_stream
+from wise_atta.data.arrangement import ORDERS, arrange, correlate
 from wise_atta.data.streams import PictureStream
-from wise_atta.stream import ORDERS, Batch, arrange, correlate
+from wise_atta.stream import Batch
 
 SPECS = [
     StreamSpec(data="tree:tree+c", batch=5, limit=6, domains=("fog", "gaussian_noise")),

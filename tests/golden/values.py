@@ -33,11 +33,13 @@ def stored() -> dict[str, Any]:
 
 def machine() -> str:
     """What decides about bits: torch, its instruction set, the thread count, and how plain torch itself rounds here."""
-    version, instructions = torch.__version__, torch.backends.cpu.get_cpu_capability()
-    return f"torch {version}, {instructions}, threads {torch.get_num_threads()}, rounding {_rounding()}"
+    instructions, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
+    return f"torch {torch.__version__}, {instructions}, threads {threads}, rounding {_rounding(threads)}"
 
 
-def _rounding() -> str:
+@cache
+@torch.enable_grad()
+def _rounding(threads: int) -> str:
     """A hash of what torch's kernels give: libraries under it choose theirs by the processor, not by torch's name."""
     digest = hashlib.sha256()
     values = torch.arange(4 * 3 * 12 * 12).reshape(4, 3, 12, 12)

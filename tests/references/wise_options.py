@@ -183,7 +183,18 @@ PROGRAMS = {"paper": paper, "authors": authors}
 
 # What the shipped programs do not have, by the names of the scenarios.
 OPTIONS = {
-    "paper": set("head_weight head_part block supervise_norm only_selected pull perturbed_first class_rule".split())
+    "paper": set(
+        [
+            "head_weight",
+            "head_part",
+            "block",
+            "supervise_norm",
+            "only_selected",
+            "pull",
+            "perturbed_first",
+            "class_rule",
+        ]
+    )
     | {"frozen", "whole"},
     "authors": {"head_part", "supervise_norm", "only_selected", "class_rule", "entropy"},
 }

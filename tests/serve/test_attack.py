@@ -28,8 +28,7 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from wise_atta import errors
-from wise_atta.serve import auth, cli
-from wise_atta.serve import ledger as db
+from wise_atta.serve import auth, cli, ledger as db
 from wise_atta.serve.config import Limits
 from wise_atta.serve.middleware import Patient, RequestFilter
 from wise_atta.serve.uploads import read_npy

@@ -28,9 +28,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from torch import Tensor, nn
 
 from wise_atta import errors
-from wise_atta.serve import learner, state, trust
-from wise_atta.serve import ledger as db
-from wise_atta.serve import service as service_module
+from wise_atta.serve import learner, ledger as db, service as service_module, state, trust
 from wise_atta.serve.batcher import Job, Stopping
 from wise_atta.serve.retention import backup, prune, restore
 from wise_atta.serve.service import LiveStream, Service

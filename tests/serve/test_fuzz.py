@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies
-from serve.parts import pictures, small_model
-from serve.parts import settings as service_settings
+from serve.parts import pictures, settings as service_settings, small_model
 from serve.web import npy, png, post
 from starlette.testclient import TestClient
 

@@ -18,9 +18,7 @@ from sqlalchemy import create_engine, delete, func, inspect, select, text
 from sqlalchemy.exc import OperationalError
 
 from wise_atta import errors
-from wise_atta.serve import learner
-from wise_atta.serve import ledger as db
-from wise_atta.serve import service as service_module
+from wise_atta.serve import learner, ledger as db, service as service_module
 from wise_atta.serve.batcher import Full, Job
 from wise_atta.serve.config import Limits
 from wise_atta.serve.retention import backup, restore

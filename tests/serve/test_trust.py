@@ -15,8 +15,7 @@ from sqlalchemy import event, func, select
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
-from wise_atta.serve import ledger as db
-from wise_atta.serve import trust
+from wise_atta.serve import ledger as db, trust
 from wise_atta.serve.service import Service
 
 

@@ -22,8 +22,7 @@ from serve.web import npy, png, post, running, token
 from sqlalchemy import select
 from starlette.types import Message
 
-from wise_atta.serve import app, auth
-from wise_atta.serve import ledger as db
+from wise_atta.serve import app, auth, ledger as db
 from wise_atta.serve.config import Limits
 from wise_atta.serve.uploads import to_png
 

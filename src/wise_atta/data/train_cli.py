@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wise_atta import errors
-from wise_atta.data import models
-from wise_atta.data import train as training
+from wise_atta.data import models, train as training
 
 app = typer.Typer(help="Train source models and measure them.")
 

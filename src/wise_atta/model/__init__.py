@@ -1,7 +1,9 @@
 """Any network seen as features and a head, with few tensors that adapt and all others shared."""
 
-from wise_atta.model.batch_norms import Mixture as _Mixture  # modules that 0.1 exported and pickled name them here
-from wise_atta.model.batch_norms import Samples as _Samples
+from wise_atta.model.batch_norms import (
+    Mixture as _Mixture,  # modules that 0.1 exported and pickled name them here
+    Samples as _Samples,
+)
 from wise_atta.model.classifier import Classifier
 from wise_atta.model.forward import Forward, Work
 from wise_atta.model.layout import Gradients, Layout, Version, wide

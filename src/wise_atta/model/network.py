@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wise_atta import errors
-from wise_atta.engine import precision as precisions
-from wise_atta.engine import recomputing
+from wise_atta.engine import precision as precisions, recomputing
 from wise_atta.engine.first_layer import First
 from wise_atta.engine.precision import Precision
 from wise_atta.model import checks

@@ -30,8 +30,7 @@ from starlette.requests import ClientDisconnect
 import wise_atta
 from wise_atta import errors
 from wise_atta.engine import memory
-from wise_atta.serve import api, trust
-from wise_atta.serve import ledger as db
+from wise_atta.serve import api, ledger as db, trust
 from wise_atta.serve.auth import Buckets, Caller, Gate
 from wise_atta.serve.batcher import Full, Job, Stopping
 from wise_atta.serve.ledger import Notice, Question, Reply

@@ -25,8 +25,7 @@ from wise_atta.serve.batcher import Batcher, Job, Reply, Stopping
 from wise_atta.serve.config import Settings, build, class_names
 from wise_atta.serve.history import History
 from wise_atta.serve.learner import Learner
-from wise_atta.serve.ledger import Charge, Learned, Ledger, Notice, Question
-from wise_atta.serve.ledger import Reply as AnswerRow
+from wise_atta.serve.ledger import Charge, Learned, Ledger, Notice, Question, Reply as AnswerRow
 from wise_atta.serve.state import Audit, Event, Outcome, State, best_guesses, pack, rooms, unpack
 from wise_atta.serve.uploads import UploadReader
 from wise_atta.who.query import pack_query

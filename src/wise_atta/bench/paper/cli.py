@@ -15,8 +15,7 @@ from wise_atta import errors, typed
 from wise_atta.bench import rivals
 from wise_atta.bench.engines import Engine
 from wise_atta.bench.experiment import Experiment
-from wise_atta.bench.paper import publish as publishing
-from wise_atta.bench.paper import tables
+from wise_atta.bench.paper import publish as publishing, tables
 from wise_atta.bench.paper.define import ALGORITHM_1, ALIASES, experiments
 from wise_atta.bench.paper.gather import Gathered, gather, read, settings_of
 from wise_atta.bench.paper.items import ITEMS, item
