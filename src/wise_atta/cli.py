@@ -312,7 +312,7 @@ def run(
     with _extra("bench"):
         from wise_atta.bench.experiment import Experiment, nested, read_mapping
         from wise_atta.bench.run import finished, run as run_experiment
-        from wise_atta.bench.spread import add_spread, said
+        from wise_atta.bench.spread import add_spread, which_run
         from wise_atta.bench.sweep import Places
 
     # Nested before flags come, so that a field of the file inside another does not win over a flag for the whole.
@@ -337,7 +337,7 @@ def run(
     if spread:
 
         def report(_: str, number: int | None, error: float) -> None:
-            console.print(f"{said(number, spread)}: error {error:.2f} %", highlight=False)
+            console.print(f"{which_run(number, spread)}: error {error:.2f} %", highlight=False)
 
         card = add_spread(folder, card, runs=spread, again=again, data=data, weights=weights, report=report)
     if as_json:

@@ -148,7 +148,11 @@ def _part(name: str, options: Mapping[str, Any], recipes: Mapping[str, Recipe]) 
     part = options.get(name)
     if part is None or part == recipes[name].name:
         return recipes[name](options)
-    return what.selector(part, seed=options.get("seed", 0)) if isinstance(part, str) else part
+    if not isinstance(part, str):
+        return part
+    if recipes[name].name is None:
+        raise errors.BadConfig(f"{name}={part!r}: give an object, such as {recipes[name].make.__name__}(…), not a name")
+    return what.selector(part, seed=options.get("seed", 0))
 
 
 def _check_homeless(
