@@ -1,4 +1,4 @@
-"""What can be done from a terminal? See it work, run an experiment, ask what is missing, look at data, train models."""
+"""`wise-atta`, the command line: the demo, single runs, what is installed, and the commands of the other rooms."""
 
 from __future__ import annotations
 
@@ -470,7 +470,7 @@ class Room:
 
 
 _DATA, _MODELS, _STUDIES = "wise_atta.data.cli:app", "wise_atta.data.train_cli:app", "wise_atta.bench.studies:app"
-_LOOK = "wise_atta.bench.look:app"
+_REPORTS = "wise_atta.bench.report_cli:app"
 ROOMS = {
     "data": Room(_DATA, "bench", "Data sets: list them, check them, fetch them, make corrupted ones."),
     "train": Room(_MODELS, "bench", "Train a source model: cifar10, pacs, digits, or a folder by class.", inside=True),
@@ -483,10 +483,10 @@ ROOMS = {
     "no-harm": Room(_STUDIES, "bench", "Measure where adaptation is worse than none.", inside=True),
     "ablation": Room(_STUDIES, "bench", "Measure what the labels themselves are worth.", inside=True),
     "delay": Room(_STUDIES, "bench", "Measure what labels are worth that come late.", inside=True),
-    "value": Room(_LOOK, "bench", "Say what labels bought, beside the best method without labels.", inside=True),
-    "report": Room(_LOOK, "bench", "Write one HTML page about a set of runs.", inside=True),
-    "compare": Room(_LOOK, "bench", "Show where two runs part.", inside=True),
-    "bundle": Room(_LOOK, "bench", "Put many finished runs into one small file.", inside=True),
+    "value": Room(_REPORTS, "bench", "Say what labels bought, beside the best method without labels.", inside=True),
+    "report": Room(_REPORTS, "bench", "Write one HTML page about a set of runs.", inside=True),
+    "compare": Room(_REPORTS, "bench", "Show where two runs part.", inside=True),
+    "bundle": Room(_REPORTS, "bench", "Put many finished runs into one small file.", inside=True),
     "paper": Room("wise_atta.bench.paper.cli:app", "bench", "Every table and figure of the paper: list, run, show."),
     "serve": Room("wise_atta.serve.cli:serve", "serve", "Put a model behind HTTP: it predicts, learns and asks."),
     "ledger": Room("wise_atta.serve.cli:app", "serve", "The ledger of a service: tokens, export, retention."),

@@ -1,4 +1,4 @@
-"""What arrives, and in which order? Batches of inputs, never labels.
+"""`Batch`, `Stream`, and the order in which samples arrive: batches of inputs, never labels.
 
 The protocols of arrival are index arithmetic: `arrange` says which sample of which domain comes when, and knows nothing
 of pictures or files.
@@ -89,7 +89,7 @@ GRADUAL = (1, 2, 3, 4, 5, 4, 3, 2, 1)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Arrangement:
     """Which sample arrives when: number `index[i]` of domain `domain[i]`; batch t begins at `starts[t]`."""
 
     domain: NDArray[np.int64]
@@ -157,7 +157,7 @@ def arrange(
     limit: int | None = None,
     concentration: float = 0.1,
     seed: int = 0,
-) -> Plan:
+) -> Arrangement:
     """Lay out a stream over domains.
 
     A domain's order is drawn from (seed, its name, how often that name was visited before), so it does not depend on
@@ -184,8 +184,8 @@ def arrange(
 
     Examples
     --------
-    >>> plan = arrange([np.zeros(3), np.zeros(2)], [0, 1, 0], names=["a", "b"], batch=2, order="sequential")
-    >>> [plan.batch(t)[1].tolist() for t in range(len(plan))]
+    >>> arrangement = arrange([np.zeros(3), np.zeros(2)], [0, 1, 0], names=["a", "b"], batch=2, order="sequential")
+    >>> [arrangement.batch(t)[1].tolist() for t in range(len(arrangement))]
     [[0, 1], [2], [0, 1], [0, 1], [2]]
     """
     if batch < 1:
@@ -213,7 +213,7 @@ def arrange(
         lengths = [len(index)]
     begins = np.cumsum([0, *lengths])
     starts = [np.arange(begin, begin + length, batch) for begin, length in zip(begins[:-1], lengths, strict=True)]
-    return Plan(domain, index, _join([*starts, np.array([len(index)])]))
+    return Arrangement(domain, index, _join([*starts, np.array([len(index)])]))
 
 
 def _subset(n: int, limit: int | None, seed: int) -> NDArray[np.int64]:

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from wise_atta import errors
 from wise_atta.bench import runs as bundles
-from wise_atta.bench.chance import summarise
 from wise_atta.bench.experiment import read_cards
+from wise_atta.bench.nudges import summarise
 from wise_atta.bench.paper import ITEMS, draw, experiments, item, places, tables
 from wise_atta.bench.paper.cli import app
 from wise_atta.bench.paper.gather import Gathered, Measured, Run, gather, read

@@ -21,8 +21,8 @@ from PIL import Image
 from wise_atta import errors, rng, who
 from wise_atta.bench import run as runs
 from wise_atta.bench.experiment import Experiment
-from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.record import Folder, read_json, read_parquet, unpack_bits, unpack_numbers
+from wise_atta.bench.stream_cache import CachedStream, StreamCache
 from wise_atta.bench.table import rows
 from wise_atta.bench.verify import verify
 from wise_atta.data import models, open_stream, train
@@ -207,9 +207,9 @@ def test_a_run_does_not_go_on_with_other_pictures(tmp_path: Path, classes: list[
     with pytest.raises(Stopped):
         data = picture_tree(tmp_path / "then", ["ant", "bee"])
         runs.run(one, tmp_path / "run", data=data, checkpoint=2, progress=stop_at(3))
-    data, shelf = picture_tree(tmp_path / "now", classes, first=8), Shelf() if held else None
+    data, cache = picture_tree(tmp_path / "now", classes, first=8), StreamCache() if held else None
     with pytest.raises(errors.DataError, match=f"begun with others: the {words} here are others"):
-        runs.run(one, tmp_path / "run", data=data, shelf=shelf)
+        runs.run(one, tmp_path / "run", data=data, cache=cache)
 
 
 def test_a_run_goes_on_with_its_own_teacher_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,15 +246,15 @@ def test_a_card_runs_again_to_the_same_numbers(whole: tuple[Path, dict[str, Any]
 
 
 def test_a_stream_held_in_memory_gives_the_same_numbers(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    shelf = Shelf(1)
+    cache = StreamCache(1)
     for name in ("first", "second"):
-        assert results(runs.run(ONE, tmp_path / name, shelf=shelf)) == results(whole[1])
+        assert results(runs.run(ONE, tmp_path / name, cache=cache)) == results(whole[1])
 
 
 def test_a_stream_held_in_memory_gives_the_same_bits_in_the_same_layout() -> None:
     stream, _ = open_stream(ONE.spec())
     assert isinstance(stream, PictureStream)
-    for read, held in zip(stream, Held(stream), strict=True):
+    for read, held in zip(stream, CachedStream(stream), strict=True):
         assert isinstance(read.inputs, torch.Tensor) and isinstance(held.inputs, torch.Tensor)
         assert torch.equal(read.inputs, held.inputs)
         assert read.inputs.stride() == held.inputs.stride(), "kernels, and so last bits, are chosen by strides"
@@ -262,11 +262,11 @@ def test_a_stream_held_in_memory_gives_the_same_bits_in_the_same_layout() -> Non
 
 
 def test_streams_of_two_data_folders_are_held_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf, spec = Shelf(), PICTURES.spec()
+    cache, spec = StreamCache(), PICTURES.spec()
     roots = [picture_tree(tmp_path / str(first), ["ant", "bee"], first=first) for first in (0, 8)]
 
     def held(root: Path | None) -> str:
-        return str(shelf.open(spec, root, device=torch.device("cpu"), workers=0)[0].describe()["pixels"])
+        return str(cache.open(spec, root, device=torch.device("cpu"), workers=0)[0].describe()["pixels"])
 
     first, second = (held(root) for root in roots)
     assert first != second and first == held(tmp_path / "8" / ".." / "0")
@@ -280,14 +280,14 @@ def test_a_finished_run_is_not_repeated(whole: tuple[Path, dict[str, Any]]) -> N
 
 
 def test_a_run_that_another_finished_meanwhile_is_not_repeated(tmp_path: Path) -> None:
-    class Slow(Shelf):
+    class Slow(StreamCache):
         """Takes so long to open the stream that another has run it by then."""
 
         def open(self, *args: Any, **options: Any) -> Any:
             runs.run(ONE, tmp_path)
             return super().open(*args, **options)
 
-    card = runs.run(ONE, tmp_path, shelf=Slow(), progress=stop_at(1))
+    card = runs.run(ONE, tmp_path, cache=Slow(), progress=stop_at(1))
     assert card == read_json(tmp_path / "card.json")
     assert not (tmp_path / "steps.jsonl").exists(), "a finished folder is left as it is"
 

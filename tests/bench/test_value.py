@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from wise_atta import errors, rng
 from wise_atta.bench import runs as read
-from wise_atta.bench.chance import summarise
 from wise_atta.bench.figures import Figure, Panel, Series
+from wise_atta.bench.nudges import summarise
 from wise_atta.bench.runs import Run
 from wise_atta.bench.value import Value, value
 

@@ -21,8 +21,8 @@ from wise_atta import cli, errors
 from wise_atta.bench import engines, studies
 from wise_atta.bench import run as runs
 from wise_atta.bench import spread as spread_module
-from wise_atta.bench.chance import summarise
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, read_cards, read_mapping
+from wise_atta.bench.nudges import summarise
 from wise_atta.bench.record import claimed, write_cards, write_json
 from wise_atta.bench.runs import bundle, find
 from wise_atta.bench.spread import add_spread, borrowed, measure, measured, put_spreads

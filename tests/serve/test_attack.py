@@ -31,8 +31,8 @@ from wise_atta import errors
 from wise_atta.serve import auth, cli
 from wise_atta.serve import ledger as db
 from wise_atta.serve.config import Limits
-from wise_atta.serve.intake import read_npy
-from wise_atta.serve.shield import Patient, Shield
+from wise_atta.serve.middleware import Patient, RequestFilter
+from wise_atta.serve.uploads import read_npy
 
 OCTETS = {"content-type": "application/octet-stream"}
 
@@ -232,10 +232,10 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
     async def collect(message: Message) -> None:
         sent.append(message)
 
-    shield = Shield(reads, max_body=10**9, patience=0.1, is_open=lambda: False)
+    request_filter = RequestFilter(reads, max_body=10**9, patience=0.1, is_open=lambda: False)
     scope = {"type": "http", "path": "/predict", "headers": [], "method": "POST"}
     with pytest.raises(Exception, match="did not come within"):
-        asyncio.run(shield(scope, drip, collect))
+        asyncio.run(request_filter(scope, drip, collect))
 
 
 @pytest.mark.parametrize("first", [b"", b"GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=["at once", "later"])

@@ -20,22 +20,22 @@ import numpy as np
 import pytest
 import torch
 from serve.parts import comes_back, crash, database, pictures, same, send, settings, settled, small_model
-from serve.test_people import answer
 from serve.test_revoke import EVERY, assert_set, fill
+from serve.test_trust import answer
 from serve.web import png, post, running
 from sqlalchemy import event, func, insert, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from torch import Tensor, nn
 
 from wise_atta import errors
-from wise_atta.serve import learner, people, state
+from wise_atta.serve import learner, state, trust
 from wise_atta.serve import ledger as db
 from wise_atta.serve import service as service_module
 from wise_atta.serve.batcher import Job, Stopping
-from wise_atta.serve.intake import write_npy
-from wise_atta.serve.retain import backup, prune, restore
-from wise_atta.serve.service import Service, Stream
+from wise_atta.serve.retention import backup, prune, restore
+from wise_atta.serve.service import LiveStream, Service
 from wise_atta.serve.state import Event, Outcome
+from wise_atta.serve.uploads import write_npy
 
 
 class Odd(nn.Module):
@@ -176,10 +176,10 @@ def test_a_review_for_a_stream_that_is_not_served_waits_in_its_log(tmp_path: Pat
 def test_a_picture_that_the_model_has_no_number_for_is_refused_alone(tmp_path: Path) -> None:
     service = odd_service(tmp_path, contrast=True)
     stream = service.streams["default"]
-    black = service.intake.files([write_npy(np.zeros((1, 8, 8, 1), np.uint8))])
+    black = service.uploads.files([write_npy(np.zeros((1, 8, 8, 1), np.uint8))])
     with one_group(service.ledger):
         stream.batcher.max_wait = 30.0
-        jobs = [Job(f"r{n}", service.intake.files([write_npy(pictures(n))])) for n in range(2)]
+        jobs = [Job(f"r{n}", service.uploads.files([write_npy(pictures(n))])) for n in range(2)]
         bad = Job("black", [*jobs[0].samples, *black])
         for job in (jobs[0], bad, jobs[1]):
             stream.predict(job)
@@ -209,7 +209,7 @@ def test_questions_of_a_batch_that_cannot_be_learned_are_asked_and_charged(tmp_p
         name = session.scalars(select(db.Question.id)).first()
     assert name is not None
     # A late label is learned in a batch of its own, which this model cannot take.
-    write, said = people.answer, [people.Said("default", name, 1)]
+    write, said = trust.answer, [trust.Said("default", name, 1)]
     (event_,) = service.ledger.write(lambda s: write(s, "ann", said, 4)).result(30)
     stream.learner.feed(event_)
     for number in range(4, 8):
@@ -224,7 +224,7 @@ def test_questions_of_a_batch_that_cannot_be_learned_are_asked_and_charged(tmp_p
     odd_service(tmp_path, squeeze=True).close()
 
 
-def starve(stream: Stream, number: int) -> None:
+def starve(stream: LiveStream, number: int) -> None:
     """Send a batch that leaves the learner without memory, and wait until it has stopped."""
     Odd.greedy.set()
     try:
@@ -317,7 +317,7 @@ def test_an_expired_question_does_not_come_back_when_its_held_answer_is_rejected
         held = db.Reply(stream="default", query=question.id, by="ann", at=0.0, label=1, status="held")
         session.add(held)
         session.flush()
-        people.review(session, [held.id], accept=False)
+        trust.review(session, [held.id], accept=False)
         session.refresh(question)
         return question.state
 
@@ -551,7 +551,7 @@ def test_a_disk_that_is_full_for_a_while_costs_the_requests_of_that_time_alone(
     comes_back(service)
 
 
-def is_refused(stream: Stream, number: int) -> bool:
+def is_refused(stream: LiveStream, number: int) -> bool:
     try:
         send(stream, number)
     except SQLAlchemyError:

@@ -29,8 +29,8 @@ from serve.web import npy
 
 from wise_atta.serve import ledger as db
 from wise_atta.serve.config import build
-from wise_atta.serve.intake import Intake
 from wise_atta.serve.state import Audit, State, unpack
+from wise_atta.serve.uploads import UploadReader
 
 # The whole of it is a matter of minutes: WISE_ATTA_FUZZ=10000. With `-s` it says what it saw.
 REQUESTS = int(os.environ.get("WISE_ATTA_FUZZ", "400"))
@@ -179,8 +179,8 @@ def at_source(client: httpx.Client) -> list[Any]:
 def twin(folder: Path) -> State:
     """The state as its checkpoint and its log tell it."""
     config, model = options(folder, 0), small_model()
-    intake = Intake(model.preparation, max_pictures=config.max_batch, max_pixels=config.limits.pixels)
-    state = State(build(model, config), Audit(config.audit_rate, config.seed), intake)
+    uploads = UploadReader(model.preparation, max_pictures=config.max_batch, max_pixels=config.limits.pixels)
+    state = State(build(model, config), Audit(config.audit_rate, config.seed), uploads)
     ledger = db.Ledger(config.database, exclusive=False)
     with ledger.read() as session:
         saved = db.last_checkpoint(session, "default")

@@ -133,7 +133,7 @@ def test_labels_are_learned_again_as_old_as_they_were_and_what_is_new_goes_first
             post(client, number, **boss)
         settled(service)
         assert not client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss).json()["exact"]
-        desk = service.streams["default"].state.adapter._desk
+        desk = service.streams["default"].state.adapter.questions
         assert desk is not None and [item.age_at(100) for item in desk.pending] == [1] * 12
         new = say(service, client, good, 1)
         for number in (18, 19):
@@ -156,7 +156,7 @@ def test_labels_that_an_earlier_release_learned_are_learned_again_too(tmp_path: 
         del state["since"], state["adapter"]["desk"]["ages"]
         stream.between(lambda: stream.state.load_state_dict(state)).result(30)
         assert not stream.between(lambda: revoke(stream, by="bad")).result(30).exact
-        desk = stream.state.adapter._desk
+        desk = stream.state.adapter.questions
         assert desk is not None
         again = [item for item in desk.pending if item.age is not None]
         assert again and {item.age_at(100) for item in again} == {0}
@@ -181,7 +181,7 @@ def test_an_approximate_revocation_undoes_no_reset(tmp_path: Path) -> None:
         assert not client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss).json()["exact"]
         fresh = service._make().state_dict()["adapter"]
         same({name: fresh[name] for name in learned_part(service)}, learned_part(service))
-        desk = service.streams["default"].state.adapter._desk
+        desk = service.streams["default"].state.adapter.questions
         assert desk is not None and [item.id for item in desk.pending] == [kept]
         comes_back(service)
 

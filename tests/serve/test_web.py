@@ -25,7 +25,7 @@ from starlette.types import Message
 from wise_atta.serve import app, auth
 from wise_atta.serve import ledger as db
 from wise_atta.serve.config import Limits
-from wise_atta.serve.intake import to_png
+from wise_atta.serve.uploads import to_png
 
 
 def test_files_base64_and_arrays_give_the_same_answer(tmp_path: Path) -> None:

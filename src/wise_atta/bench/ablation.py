@@ -1,4 +1,4 @@
-"""Where does wise's gain come from: its labels, or the stronger unlabelled step that a labelled batch takes?
+"""The ablation of labels: what they are worth without the stronger unlabelled step that a labelled batch takes.
 
 Under the published code's weights a labelled batch takes a 17 times larger step on its *unlabelled* samples (1.7, not
 0.1). So a method that selects half of the batches also adapts harder on that half, and labels may get the credit. Each

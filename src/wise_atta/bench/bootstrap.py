@@ -1,4 +1,4 @@
-"""How sure is a difference between two runs over one stream? As sure as it stays when blocks of batches are redrawn.
+"""Confidence intervals for a difference between two runs over one stream, by redrawing blocks of batches.
 
 Samples of a batch share its statistics and the weights of that moment, and batches that follow each other share most
 of them, so samples must not be drawn one by one: whole blocks of consecutive batches are. Every method of a comparison

@@ -1,4 +1,4 @@
-"""Where do two runs part? In what was asked of them, in what they rest on, or at which batch, and what comes of it."""
+"""The comparison of two runs: what was asked of them, what they rest on, and the batch at which they part."""
 
 from __future__ import annotations
 

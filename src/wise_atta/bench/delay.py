@@ -1,4 +1,4 @@
-"""What are labels worth that come late, and does it help to normalise, weigh or leave them out by age, or to ask early?
+"""The study of late labels: normalised, weighted or left out by age, or asked for early.
 
 Every variant changes one thing about the plain use of late labels: each is learned when it comes, whatever its age, its
 sample normalised by the statistics of its own batch. An answer that would come after the end of the stream never comes;

@@ -1,4 +1,4 @@
-"""What does it look like at work? Digits under 15 corruptions, without and with labels, compared seed by seed.
+"""The demo: digits under 15 corruptions, without and with labels, compared seed by seed.
 
 Stream, learning rates and weights were fixed on other seeds beforehand: `wise-atta demo --tune` runs that grid, and
 `docs/results/demo-settings.json` is what it printed.

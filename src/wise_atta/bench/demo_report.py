@@ -1,4 +1,4 @@
-"""How is the demo shown? One HTML page that needs nothing but itself, and one small picture."""
+"""The demo's report: one HTML page that needs nothing but itself, and one small picture."""
 
 from __future__ import annotations
 

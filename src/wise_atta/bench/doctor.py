@@ -1,4 +1,4 @@
-"""What is installed here, and what is missing for which feature?"""
+"""`wise-atta doctor`: what is installed here, and what is missing for which feature."""
 
 from __future__ import annotations
 

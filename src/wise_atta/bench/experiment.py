@@ -1,4 +1,4 @@
-"""What is run? One small typed description: method, model, data, stream, budget, seed."""
+"""`Experiment`, the typed description of a run: method, model, data, stream, budget, seed."""
 
 from __future__ import annotations
 
@@ -440,14 +440,14 @@ class _Spec(_Part):
     seed: int = 0
 
 
-class _Stream(_Part):
+class _StreamRecord(_Part):
     spec: _Spec
     domains: dict[str, Any] | None = None
 
 
 class _Provenance(_Part):
     model: dict[str, Any]
-    stream: _Stream
+    stream: _StreamRecord
     versions: dict[str, str]
     device: str
     threads: int

@@ -1,4 +1,4 @@
-"""How is a figure drawn for print and for a screen? Panels of lines, bars and dots as PNG, SVG and one HTML page."""
+"""Figures for print and for a screen: panels of lines, bars and dots as PNG, SVG and one HTML page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a run rest on the same weights and pictures as another, of which a card or a checkpoint tells?"""
+"""Weights and pictures that a run rests on, compared with those that a card or a checkpoint tells of."""
 
 from __future__ import annotations
 

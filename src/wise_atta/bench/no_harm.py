@@ -1,4 +1,4 @@
-"""Does adaptation hurt where it is not needed? A configuration against the source model on streams that tempt it."""
+"""The study of harm: a configuration against the source model, on streams where adaptation is not needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What do all our HTML pages share? One frame that loads nothing, for light and dark, for a screen and a phone."""
+"""The frame of all HTML pages written here: it loads nothing, for light and dark, for a screen and a phone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where was a run made, and is that where the same arithmetic gives the same last bits?"""
+"""The place of a run: device, instructions, threads and versions, on which the last bits depend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where do a run's rows go? To an append-only log, and from there to Parquet at checkpoints.
+"""The record of a run: rows in an append-only log, and from there in Parquet at checkpoints.
 
 A folder of a run holds `card.json`, `steps.parquet`, `queries.parquet` and `pictures.parquet`, and while it runs the
 logs `steps.jsonl` and `queries.jsonl` and the state `checkpoint.pt`. Files that readers look at are written under

@@ -1,4 +1,4 @@
-"""What happened in a set of runs? One HTML page: tables to sort, lines to hide, every run with its card."""
+"""The report of a set of runs: one HTML page with tables to sort, lines to hide, and every run with its card."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do all methods do on one stream? Tuned alike on another stream, run alike, measured in the same run."""
+"""Methods side by side on one stream: tuned alike on another stream, run alike, measured in the same run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is an experiment run? Batch by batch, scored before the update, recorded, resumable at any moment."""
+"""The run of an experiment: batch by batch, scored before the update, recorded, resumable at any moment."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wise_atta import errors, fast, host, methods, rng, when, who
-from wise_atta.adapter import Adapter, Prediction, Step
+from wise_atta import errors, methods, rng, when, who
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, whole
-from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.inputs import other_inputs
 from wise_atta.bench.place import differences, surroundings
 from wise_atta.bench.record import Folder, claimed, pack_bits, pack_numbers, read_json, there
 from wise_atta.bench.source import load
+from wise_atta.bench.stream_cache import CachedStream, StreamCache
 from wise_atta.data import Dataset, StreamSpec, models, open_dataset, open_stream
 from wise_atta.data.streams import DataStream, PictureStream
+from wise_atta.engine import host, memory
+from wise_atta.loop import Adapter
 from wise_atta.model import Classifier, StatisticsMode, Work
+from wise_atta.prediction import Prediction, Step
 from wise_atta.stream import Batch
 from wise_atta.wrap import adapt
 
@@ -119,12 +121,12 @@ class Built:
     experiment: Experiment
     adapter: Adapter
     method: methods.Method
-    stream: DataStream | Held
+    stream: DataStream | CachedStream
     truth: Mapping[str, int]
     source: models.SourceModel
     device: torch.device
     teacher: models.SourceModel | None = None
-    source_data: DataStream | Held | None = None
+    source_data: DataStream | CachedStream | None = None
 
 
 def build(
@@ -132,20 +134,20 @@ def build(
     *,
     data: Path | None = None,
     weights: Path | None = None,
-    shelf: Shelf | None = None,
+    cache: StreamCache | None = None,
     device: str | None = None,
     nudge: int | None = None,
 ) -> Built:
     """Open data and model and put the method around them. Everything that can be wrong shows here.
 
-    A `shelf` holds streams in memory, for many runs in one process. `device` is where it runs instead of where the
+    A `cache` holds streams in memory, for many runs in one process. `device` is where it runs instead of where the
     experiment says. `nudge` is the number of a run whose weights are moved a little, see `nudged`.
     """
     where = pick_device(device or experiment.device)
     source = load(experiment.model, weights)
     module = source.module if nudge is None else nudged(source.module, experiment.seed, nudge)
     spec = _cut(experiment.spec(), source, data)
-    opener = open_stream if shelf is None else shelf.open
+    opener = open_stream if cache is None else cache.open
     stream, truth = opener(spec, data, device=where, workers=experiment.workers)
     dataset: Dataset | None = getattr(stream, "dataset", None)
     if dataset is not None and dataset.mask is None:
@@ -228,7 +230,7 @@ def run(
     *,
     data: Path | None = None,
     weights: Path | None = None,
-    shelf: Shelf | None = None,
+    cache: StreamCache | None = None,
     device: str | None = None,
     progress: Progress | None = None,
     checkpoint: int | None = None,
@@ -255,7 +257,7 @@ def run(
         return done
     with settings(experiment):
         # Before the folder is made: a description that cannot run leaves nothing behind.
-        built = build(experiment, data=data, weights=weights, shelf=shelf, device=device)
+        built = build(experiment, data=data, weights=weights, cache=cache, device=device)
         with claimed(folder):
             # Another process may have finished it while this one opened data and model.
             done = finished(folder, experiment, again)
@@ -497,7 +499,7 @@ class Peak:
             self._start: int | None = torch.cuda.memory_allocated(device)
         else:
             # What an earlier run or the making of the method left free would count as there from the start.
-            fast.release_memory()
+            memory.release_memory()
             with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back; Linux only
             self._start = _process_memory("VmRSS")
@@ -618,7 +620,7 @@ def pick_device(name: str) -> torch.device:
 def settings(experiment: Experiment) -> Iterator[None]:
     """Threads and deterministic mode for a run's time. On a CPU the process also keeps its memory, from then on."""
     if pick_device(experiment.device).type == "cpu":
-        fast.keep_memory()
+        memory.keep_memory()
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     flags = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     # Deterministic mode also fills every new tensor, a kernel each, to expose reads of memory never written to.
@@ -739,9 +741,9 @@ def _teacher(
     )
 
 
-def _from(stream: DataStream | Held, start: int) -> Iterator[Batch]:
+def _from(stream: DataStream | CachedStream, start: int) -> Iterator[Batch]:
     """The batches from number `start` on; a stream that cannot start there is read up to it."""
-    if isinstance(stream, PictureStream | Held):
+    if isinstance(stream, PictureStream | CachedStream):
         return stream.batches(start)
     return itertools.islice(iter(stream), start, None)
 

@@ -1,4 +1,4 @@
-"""What do finished runs hold? Folders, cards and bundles of them, read into one shape.
+"""Finished runs: folders, cards and bundles of them, read into one shape.
 
 A bundle is one zip file with the cards and rows of many runs. What runs over one stream have in common (the order of
 its pictures) is in it once, and numbers of steps have 32 bits, so that hundreds of runs fit into a few megabytes.

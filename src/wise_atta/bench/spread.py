@@ -1,4 +1,4 @@
-"""How far apart do runs of one experiment come by chance? Their weights differ by 1e-7, in the last bits.
+"""The spread of runs of one experiment whose weights differ by 1e-7: how far apart they come by chance.
 
 A card's `spread` is what ten such runs gave. It is measured where the card was made: the card's own run is made again
 first, and must come out as it did.
@@ -20,14 +20,14 @@ from typing import Any, TypeAlias
 
 from wise_atta import errors
 from wise_atta.bench import engines
-from wise_atta.bench.chance import family, nudged, summarise
 from wise_atta.bench.experiment import Experiment, read_cards, whole
-from wise_atta.bench.hold import Shelf
 from wise_atta.bench.inputs import other_inputs
+from wise_atta.bench.nudges import family, nudged, summarise
 from wise_atta.bench.place import decisive, surroundings
 from wise_atta.bench.record import claimed, read_json, write_cards, write_json
 from wise_atta.bench.run import NUDGE, pick_device
 from wise_atta.bench.runs import change_bundle
+from wise_atta.bench.stream_cache import StreamCache
 from wise_atta.bench.verify import experiment_of, not_due, once, within
 
 # Told after every run: the card's digest, the number of the nudged run (None: the card's own), and its error.
@@ -63,9 +63,9 @@ class _Task:
         number = "own" if self.number is None else self.number
         return f"{self.experiment.digest} {number} {json.dumps(decisive(self._place))}"
 
-    def run(self, shelf: Shelf) -> Outcome:
+    def run(self, cache: StreamCache) -> Outcome:
         try:
-            made = once(self.experiment, data=self.data, weights=self.weights, shelf=shelf, nudge=self.number)
+            made = once(self.experiment, data=self.data, weights=self.weights, cache=cache, nudge=self.number)
         except errors.WiseAttaError as wrong:
             return _of(self.card, wrong)
         except Exception as error:
@@ -189,8 +189,8 @@ def _read(file: Path) -> dict[str, float]:
 def _made(tasks: Iterator[_Task], jobs: int) -> Iterator[tuple[_Task, Outcome]]:
     """Run after run, or many at once, none of which waits for the slowest run of a card."""
     if jobs == 1:
-        shelf = Shelf(2)
-        yield from ((task, task.run(shelf)) for task in tasks)
+        cache = StreamCache(2)
+        yield from ((task, task.run(cache)) for task in tasks)
         return
     running: dict[Future[Outcome], _Task] = {}
     with engines.sharing(jobs), engines.pool(jobs) as pool:
@@ -209,13 +209,13 @@ def _made(tasks: Iterator[_Task], jobs: int) -> Iterator[tuple[_Task, Outcome]]:
 
 
 # The streams of a process that runs what others hand to it.
-_shelf = Shelf(2)
+_cache = StreamCache(2)
 
 
 def _there(task: _Task) -> Outcome:
     """A run in another process, which keeps its streams and decodes by itself if need be."""
     workers = task.experiment.workers or 0
-    return replace(task, experiment=task.experiment.model_copy(update={"workers": workers})).run(_shelf)
+    return replace(task, experiment=task.experiment.model_copy(update={"workers": workers})).run(_cache)
 
 
 def measured(card: Mapping[str, Any], **how: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which studies can be run from a terminal? Methods side by side, tuning, grids, harm, and what labels are worth."""
+"""`wise-atta rivals | tune | sweep | spread | verify | no-harm | ablation | delay`: studies run from a terminal."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Annotated, Any, cast
 import typer
 
 from wise_atta import errors, methods, typed
-from wise_atta.bench import ablation, chance, delay, no_harm, rivals
+from wise_atta.bench import ablation, delay, no_harm, nudges, rivals
 from wise_atta.bench.engines import Engine
 from wise_atta.bench.experiment import Experiment, card_files, read_cards, read_mapping
-from wise_atta.bench.hold import Shelf
 from wise_atta.bench.record import read_json
 from wise_atta.bench.run import pick_device
 from wise_atta.bench.spread import borrowed, measure, put_spreads, said
+from wise_atta.bench.stream_cache import StreamCache
 from wise_atta.bench.sweep import Places, expand, sweep, table
 from wise_atta.bench.terminal import left_out, watched
 from wise_atta.bench.tune import LEARNING_RATES, lay_out, tune
@@ -204,7 +204,7 @@ def verify_command(
 
     Example: wise-atta verify runs/tent-s0-1a2b3c4d5e6f docs/results/methods/cifar10/cards.json#06c7f2
     """
-    verdicts, shelf = list[Verdict](), Shelf(2)
+    verdicts, cache = list[Verdict](), StreamCache(2)
     problems: list[str] = []
     for file in [file for place in files for file in card_files(place) or [place]]:
         try:
@@ -214,7 +214,7 @@ def verify_command(
             continue
         for card in cards:
             try:
-                verdicts.append(verify(card, data=data, weights=weights, shelf=shelf))
+                verdicts.append(verify(card, data=data, weights=weights, cache=cache))
             except errors.WiseAttaError as error:
                 problems.append(f"{card['digest']} in {file}: {error}")
                 continue
@@ -282,7 +282,7 @@ def spread_command(
 
     if show:
         cards = [card for file in listed for card in cards_in(file)]
-        typer.echo(f"{chance.table(cards)}\n\n{chance.odd_ones(cards)}")
+        typer.echo(f"{nudges.table(cards)}\n\n{nudges.odd_ones(cards)}")
         left_out(problems)
         return
     if borrow:
@@ -302,7 +302,7 @@ def spread_command(
     todo: dict[tuple[str, float], tuple[dict[str, Any], list[Path]]] = {}
     for file in () if borrow or measured_in is not None else listed:
         for card in cards_in(file):
-            if again or len(chance.nudged(card)) < runs:
+            if again or len(nudges.nudged(card)) < runs:
                 todo.setdefault((str(card["digest"]), card["results"]["error"]), (card, []))[1].append(file)
     options: dict[str, Any] = typed.pairs("--fast", fast or [])
     cards = [card for card, _ in todo.values()]

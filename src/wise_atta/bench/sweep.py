@@ -1,4 +1,4 @@
-"""How are many experiments run? A grid is spelled out, run by an engine, and gathered as cards."""
+"""Sweeps: a grid of experiments is spelled out, run by an engine, and gathered as cards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came out? Cards gathered into rows: mean and deviation over seeds."""
+"""Tables of cards: rows with mean and deviation over seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a terminal say about many runs? How far they are, what came of each, and what could not be read."""
+"""Messages about many runs for a terminal: progress, outcomes, and what could not be read."""
 
 from __future__ import annotations
 

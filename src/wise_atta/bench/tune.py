@@ -1,4 +1,4 @@
-"""Which learning rate? A small grid on a stream that is not the scored one, the same for every method."""
+"""The choice of a learning rate: a small grid on a stream that is not scored, the same for every method."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does a label buy? Error against labels spent on one stream, beside the best method that asks for none.
+"""The value of a label: error against labels spent on one stream, beside the best method that asks for none.
 
 Runs of several methods, ratios and seeds over one stream are compared sample by sample. A difference is taken over all
 samples, and over samples whose picture was never asked for: there, what either of the two asked for is left out for
@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from wise_atta import errors, rng, when
 from wise_atta.bench import bootstrap
 from wise_atta.bench.bootstrap import Array
-from wise_atta.bench.chance import all_nudged, combined, nudged, pooled
 from wise_atta.bench.demo import Interval
 from wise_atta.bench.figures import Figure, Panel, Series
+from wise_atta.bench.nudges import all_nudged, combined, nudged, pooled
 from wise_atta.bench.runs import Run, distinct
 from wise_atta.bench.table import markdown
 

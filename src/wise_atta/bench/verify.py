@@ -1,4 +1,4 @@
-"""Does a card say the truth? Its experiment is run again, here, and held to what the card promises.
+"""The verification of a card: its experiment is run again, here, and held to what the card promises.
 
 Adaptation is chaotic: weights that differ in their last bit can end some tenths of a point apart. So a card promises
 the same digits only where the same arithmetic is done. Elsewhere it promises the first batch's logits, before chaos
@@ -17,10 +17,10 @@ import numpy as np
 
 from wise_atta import errors
 from wise_atta.bench.experiment import Experiment, check_version
-from wise_atta.bench.hold import Shelf
 from wise_atta.bench.inputs import other_inputs
 from wise_atta.bench.place import differences
 from wise_atta.bench.run import Recorder, build, make_card, pick_device, settings
+from wise_atta.bench.stream_cache import StreamCache
 
 # How close the first batch's logits must be on another device, relative to the largest of them. Not to 1 where all are
 # smaller: roid's corrected prior divides logits by the number of classes, and 1e-4 would be a twentieth of them.
@@ -45,12 +45,12 @@ def once(
     *,
     data: Path | None = None,
     weights: Path | None = None,
-    shelf: Shelf | None = None,
+    cache: StreamCache | None = None,
     nudge: int | None = None,
 ) -> dict[str, Any]:
     """The card of a run that leaves nothing on disk."""
     with settings(experiment):
-        built = build(experiment, data=data, weights=weights, shelf=shelf, nudge=nudge)
+        built = build(experiment, data=data, weights=weights, cache=cache, nudge=nudge)
         recorder = Recorder(built)
         for batch in built.stream:
             recorder.step(batch)
@@ -110,7 +110,7 @@ class Verdict:
 
 
 def verify(
-    card: Mapping[str, Any], *, data: Path | None = None, weights: Path | None = None, shelf: Shelf | None = None
+    card: Mapping[str, Any], *, data: Path | None = None, weights: Path | None = None, cache: StreamCache | None = None
 ) -> Verdict:
     """Run a card's experiment again and say whether the card holds.
 
@@ -125,7 +125,7 @@ def verify(
         pick_device(experiment.device)
     except errors.BadConfig:
         experiment = experiment.model_copy(update={"device": "auto"})
-    found = once(experiment, data=data, weights=weights, shelf=shelf)
+    found = once(experiment, data=data, weights=weights, cache=cache)
     elsewhere = not_due(promised, found["provenance"])
     exact = not elsewhere
     then, now = card["results"], found["results"]

@@ -1,4 +1,4 @@
-"""Which layouts are understood? Trees of classes and domains, ImageNet-C's grid, CIFAR's arrays, the hub, digits."""
+"""Layouts of data sets: trees of classes and domains, ImageNet-C's grid, CIFAR's arrays, the hub, digits."""
 
 from __future__ import annotations
 
@@ -240,12 +240,12 @@ def read_digits(train: bool) -> Dataset:
     parts = split(digits(), RECIPES["digits"].held_out, RECIPES["digits"].seed)
     part, name = (parts[0], "digits-train") if train else (parts[1], "digits")
     images = part.pixels.permute(0, 2, 3, 1).numpy()
-    rows = Rows(_Held(images), part.labels.numpy(), name="scikit-learn's digits", prefix=f"{name}/")
+    rows = Rows(_InMemory(images), part.labels.numpy(), name="scikit-learn's digits", prefix=f"{name}/")
     return Dataset(name, part.classes, lambda domain, severity: Place(domain, severity, rows), (name,), channels=1)
 
 
 @dataclass(frozen=True)
-class _Held:
+class _InMemory:
     array: Pixels
 
     def __call__(self) -> Pixels:

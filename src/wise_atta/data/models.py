@@ -1,4 +1,4 @@
-"""Which model is meant, and what does it expect? A name says which weights, and normalisation travels with them.
+"""Source models by name: the name says which weights, and normalisation travels with them.
 
 | name | meaning |
 | --- | --- |
@@ -130,7 +130,7 @@ class SourceModel(Preparation):
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Blueprint:
     """A name taken apart: what to build and where its tensors come from (None: they stay as built)."""
 
     architecture: str
@@ -166,11 +166,11 @@ def load(name: str, *, weights: str | Path | None = None) -> SourceModel:
         return _from_file(name)
     if _is_factory(name):
         return _from_factory(name)
-    plan = _plan(name)
-    module = _seeded(plan.build, plan.seed)
-    if plan.tensors is not None:
-        fill(module, plan.tensors(_folders(weights)), name)
-    return _model(name, module, plan.architecture, plan.preparation, plan.classes)
+    blueprint = _blueprint(name)
+    module = _seeded(blueprint.build, blueprint.seed)
+    if blueprint.tensors is not None:
+        fill(module, blueprint.tensors(_folders(weights)), name)
+    return _model(name, module, blueprint.architecture, blueprint.preparation, blueprint.classes)
 
 
 def weights_hash(module: nn.Module) -> str:
@@ -293,7 +293,7 @@ def package(name: str) -> ModuleType:
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 
-def _plan(name: str) -> _Plan:
+def _blueprint(name: str) -> _Blueprint:
     family, _, rest = name.partition("/")
     families = {"torchvision": _torchvision, "timm": _timm, "wise_atta": _own}
     if family not in families or not rest:
@@ -306,7 +306,7 @@ def _plan(name: str) -> _Plan:
     return families[family](architecture, tag, None if found is None else int(found[1] or 0))
 
 
-def _own(architecture: str, tag: str, seed: int | None) -> _Plan:
+def _own(architecture: str, tag: str, seed: int | None) -> _Blueprint:
     if seed is None:
         raise errors.BadConfig(
             f"wise_atta/{architecture} is an architecture without published weights: add @random, "
@@ -314,10 +314,10 @@ def _own(architecture: str, tag: str, seed: int | None) -> _Plan:
         )
     channels = 1 if architecture == "digits_cnn" else 3
     preparation = Preparation(mean=(0.5,) * channels, std=(0.25,) * channels, crop=32)
-    return _Plan(f"wise_atta/{architecture}", lambda: nets.build(architecture), preparation, seed=seed)
+    return _Blueprint(f"wise_atta/{architecture}", lambda: nets.build(architecture), preparation, seed=seed)
 
 
-def _torchvision(architecture: str, tag: str, seed: int | None) -> _Plan:
+def _torchvision(architecture: str, tag: str, seed: int | None) -> _Blueprint:
     models = package("torchvision.models")
     if architecture not in models.list_models(module=models):
         raise _unknown_architecture("torchvision", architecture, models.list_models(module=models))
@@ -328,7 +328,7 @@ def _torchvision(architecture: str, tag: str, seed: int | None) -> _Plan:
         raise errors.BadConfig(f"torchvision/{architecture} with weights {tag!r}: say which weights, one of {ways}")
     weights = published[tag] if seed is None else next(iter(published.values()))
     preset = weights.transforms()
-    return _Plan(
+    return _Blueprint(
         architecture=f"torchvision/{architecture}",
         build=lambda: models.get_model(architecture, weights=None),
         preparation=Preparation(
@@ -344,7 +344,7 @@ def _torchvision(architecture: str, tag: str, seed: int | None) -> _Plan:
     )
 
 
-def _timm(architecture: str, tag: str, seed: int | None) -> _Plan:
+def _timm(architecture: str, tag: str, seed: int | None) -> _Blueprint:
     timm = package("timm")
     if not tag:
         architecture, _, tag = architecture.partition(".")
@@ -369,7 +369,7 @@ def _timm(architecture: str, tag: str, seed: int | None) -> _Plan:
         filled = _seeded(lambda: build(full, pretrained=True, pretrained_cfg_overlay={"state_dict": state}), 0)
         return filled.state_dict()
 
-    return _Plan(
+    return _Blueprint(
         architecture=f"timm/{architecture}",
         build=lambda: timm.create_model(architecture, pretrained=False),
         preparation=Preparation(
@@ -450,12 +450,14 @@ def _from_file(name: str) -> SourceModel:
     tensors = read_tensors(path)
     card: dict[str, Any] = {}
     if described:
-        module, plan = _described(described)
-        classes = plan.classes
+        module, blueprint = _described(described)
+        classes = blueprint.classes
     else:
         card = _card_beside(path)
-        module, plan = _described(card["architecture"])
-        plan = replace(plan, preparation=Preparation(**{field.name: card[field.name] for field in fields(Preparation)}))
+        module, blueprint = _described(card["architecture"])
+        blueprint = replace(
+            blueprint, preparation=Preparation(**{field.name: card[field.name] for field in fields(Preparation)})
+        )
         classes = tuple(card["classes"])
     head = _last_linear(module)
     weight = tensors.get(f"{head[0]}.weight") if head else None
@@ -464,19 +466,19 @@ def _from_file(name: str) -> SourceModel:
         # A file with another number of classes has classes of its own.
         classes = classes if classes is not None and len(classes) == len(weight) else None
     fill(module, tensors, name)
-    model = _model(name, module, plan.architecture, plan.preparation, classes)
+    model = _model(name, module, blueprint.architecture, blueprint.preparation, classes)
     if card.get("weights_hash") not in (None, model.weights_hash):
         raise errors.DataError(f"{path} and the card beside it do not belong together: their weights have other hashes")
     return model
 
 
-def _described(name: str) -> tuple[nn.Module, _Plan]:
+def _described(name: str) -> tuple[nn.Module, _Blueprint]:
     """The network that a file's tensors belong to, without any weights of its own being fetched."""
     if _is_factory(name):
         model = _from_factory(name)
-        return model.module, _Plan(name, lambda: model.module, model.preparation, model.classes)
-    plan = _plan(name if "@" in name or re.match(r"timm/[^.]+\.", name) else f"{name}@random")
-    return _seeded(plan.build, plan.seed), plan
+        return model.module, _Blueprint(name, lambda: model.module, model.preparation, model.classes)
+    blueprint = _blueprint(name if "@" in name or re.match(r"timm/[^.]+\.", name) else f"{name}@random")
+    return _seeded(blueprint.build, blueprint.seed), blueprint
 
 
 def _card_beside(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which small networks does this project train itself? One for digits, one family for 32-pixel pictures.
+"""Small networks that this project trains itself: one for digits, one family for 32-pixel pictures.
 
 Their names are part of a checkpoint's card (`wise_atta/resnet18_w32`), so a name keeps its meaning: a changed network
 gets a new name.

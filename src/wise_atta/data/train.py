@@ -1,6 +1,6 @@
-"""Where do source models come from? From one seeded, resumable training loop that writes a checkpoint and its card.
+"""The training of source models: one seeded, resumable loop that writes a checkpoint and its card.
 
-Decoded are decoded once into 8-bit tensors on the training device and augmented there. Everything that is drawn for
+Pictures are decoded once, into 8-bit tensors on the training device and augmented there. Everything that is drawn for
 an epoch depends on the seed and the epoch alone, and the state is saved after each, so a run that was killed and
 started again ends with the same weights on the same device.
 """

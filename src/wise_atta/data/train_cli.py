@@ -1,4 +1,4 @@
-"""How are source models trained and measured from a terminal? `wise-atta train …` and `wise-atta evaluate …`."""
+"""`wise-atta train` and `wise-atta evaluate`."""
 
 from __future__ import annotations
 

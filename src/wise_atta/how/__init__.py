@@ -1,13 +1,12 @@
 """How does the model learn? Losses and update rules, and which tensors they touch."""
 
+from wise_atta.average import Average, Redundancy
 from wise_atta.how.anchored import Anchored, Anchors
-from wise_atta.how.average import Average
 from wise_atta.how.balance import Balanced
 from wise_atta.how.candidates import Candidates
 from wise_atta.how.consistency import cross_entropy, symmetric_cross_entropy
 from wise_atta.how.descend import Descend
 from wise_atta.how.distill import Distillation, Tutor
-from wise_atta.how.filters import Redundancy, confident, trust
 from wise_atta.how.fisher import SourceData, SourcePenalty, fisher
 from wise_atta.how.labels import Labels, Late
 from wise_atta.how.likelihood_ratio import LikelihoodRatio
@@ -16,11 +15,13 @@ from wise_atta.how.optimizer import Optimizer
 from wise_atta.how.replay import Replay
 from wise_atta.how.restore import Restore
 from wise_atta.how.sharpness import SharpnessAware, climb
+from wise_atta.how.sums import Loss, Sums
 from wise_atta.how.teacher import TeacherStudent
 from wise_atta.how.two_step import PublishedTwoStep, TwoStep
 from wise_atta.how.undo import remember
-from wise_atta.how.update import NoUpdate, Update, skipped
+from wise_atta.how.update import GradientUpdate, NoUpdate, Question, Update, skipped
 from wise_atta.how.views import Augment, Augmentation
+from wise_atta.signals import confident, trust
 
 __all__ = [
     "Anchored",
@@ -33,13 +34,16 @@ __all__ = [
     "Descend",
     "Distillation",
     "Entropy",
+    "GradientUpdate",
     "Labels",
     "Late",
     "LikelihoodRatio",
+    "Loss",
     "NoUpdate",
     "Objective",
     "Optimizer",
     "PublishedTwoStep",
+    "Question",
     "Redundancy",
     "ReliableEntropy",
     "Replay",
@@ -47,6 +51,7 @@ __all__ = [
     "SharpnessAware",
     "SourceData",
     "SourcePenalty",
+    "Sums",
     "TeacherStudent",
     "Tutor",
     "TwoStep",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from wise_atta import errors, signals
-from wise_atta.model import Classifier, Gradients, Version, wide
+from wise_atta.model import Gradients, Version, Weights, wide
 
 Kind: TypeAlias = Literal["sgd", "adam"]
 Momenta: TypeAlias = dict[str, Tensor]
@@ -35,7 +35,7 @@ class Optimizer:
 
     def __init__(
         self,
-        model: Classifier,
+        model: Weights,
         *,
         kind: Kind = "sgd",
         lr: float = 1e-3,
@@ -58,7 +58,10 @@ class Optimizer:
         self.nesterov = nesterov
         self.weight_decay = weight_decay
         self._shared = None if share is None else share._owner
-        if share is None:
+        self._sharing: list[Optimizer] = []
+        if self._shared is not None:
+            self._shared._sharing.append(self)
+        else:
             # What was published is never written to again: those who saw it may still look at it.
             self._flat = self._published = wide(model.source_flat())
         self._source: Tensor | None = None
@@ -175,13 +178,15 @@ class Optimizer:
         self._owner._published = self.flat
 
     def reset(self) -> None:
-        """Back to the source, with no momentum."""
+        """Back to the source, with no momentum; values that are shared go there with their owner."""
         self.forget()
-        self.move(self.model.source_flat())
+        if self._shared is None:
+            self.move(self.model.source_flat())
 
     def forget(self) -> None:
-        """Drop momenta and other running quantities of the optimizer."""
-        self._momenta = {}
+        """Drop momenta and other running quantities, also of optimizers that move the same values."""
+        for optimizer in (self, *self._sharing):
+            optimizer._momenta = {}
 
     def state_dict(self) -> dict[str, Any]:
         # Momenta go by the number of their group, as in `torch.optim`.

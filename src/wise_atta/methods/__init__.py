@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import functools
+import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import Any
 
 from wise_atta import errors
@@ -16,6 +19,7 @@ from wise_atta.methods.eatta import eatta
 from wise_atta.methods.eta import eta
 from wise_atta.methods.hiltta import hiltta
 from wise_atta.methods.method import Method
+from wise_atta.methods.recipes import check_known, options_of
 from wise_atta.methods.roid import roid
 from wise_atta.methods.sar import sar
 from wise_atta.methods.simatta import simatta
@@ -23,7 +27,6 @@ from wise_atta.methods.source import source
 from wise_atta.methods.table import ROWS, Row
 from wise_atta.methods.tent import tent
 from wise_atta.methods.wise import wise
-from wise_atta.when import POLICIES
 
 __all__ = [
     "METHODS",
@@ -35,6 +38,7 @@ __all__ = [
     "eata",
     "eatta",
     "eta",
+    "factory",
     "get",
     "hiltta",
     "list",
@@ -77,12 +81,36 @@ def list() -> builtins.list[Row]:
 
 
 def options(name: str) -> builtins.list[str]:
-    """The names of the options that a method takes, those of its policy included.
+    """The names of the options that a method takes, those of its parts and of its policy included.
 
     >>> "lr" in options("tent"), "ratio" in options("tent"), "horizon" in options("wise")
     (True, False, True)
     """
-    return _takes(name)
+    return [*options_of(factory(name))]
+
+
+def factory(name: str) -> Callable[..., Method]:
+    """What makes the method of that name: one of ours, one that a package offers, or ``"package.module:factory"``.
+
+    Packages offer theirs under the entry point group ``wise_atta.methods``. A name of ours is ours.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        offered = {point.name: point for point in entry_points(group="wise_atta.methods")}
+        if name not in offered:
+            raise errors.unknown("method", name, [*METHODS, *offered])
+        module, attribute = offered[name].module, offered[name].attr
+    if not module or not attribute:
+        raise errors.UnknownName(f"method {name!r}: a method of your own is named as package.module:factory")
+    try:
+        make = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise errors.UnknownName(f"method {name!r} cannot be loaded from {module}:{attribute}: {error}") from error
+    if not callable(make):
+        raise errors.BadConfig(f"method {name!r} is a {type(make).__name__}: name a function that returns a Method")
+    return make
 
 
 def get(name: str, **options: Any) -> Method:
@@ -91,34 +119,14 @@ def get(name: str, **options: Any) -> Method:
     >>> get("tent", lr=1e-3).name
     'tent'
     """
-    takes = _takes(name)
-    for option in options:
-        if option not in takes:
-            raise errors.unknown(f"option of method {name!r}:", option, takes)
-    _check_always(name, options)
+    make = factory(name)
+    takes = inspect.signature(make).parameters.values()
+    if not any(one.kind is one.VAR_KEYWORD for one in takes):
+        check_known(name, options, options_of(make))
     try:
-        return METHODS[name](**options)
+        method = make(**options)
     except TypeError as error:
         raise errors.BadConfig(f"method {name!r}: {error}") from error
-
-
-def _check_always(name: str, options: Mapping[str, Any]) -> None:
-    """Under `always` the labels of a batch are the ratio: another one would be said and not kept."""
-    if options.get("policy") != "always" or options.get("ratio") is None:
-        return
-    labels = options.get("labels", inspect.signature(METHODS[name]).parameters["labels"].default)
-    if options["ratio"] != labels:
-        said = "all that its selector picks" if labels is None else f"{labels} (labels) of every batch"
-        raise errors.BadConfig(
-            f"ratio is {float(options['ratio']):g}, but policy 'always' asks for {said}: leave the ratio out, or take "
-            "a policy that keeps to it, such as 'uniform'"
-        )
-
-
-def _takes(name: str) -> builtins.list[str]:
-    if name not in METHODS:
-        raise errors.unknown("method", name, METHODS)
-    takes = inspect.signature(METHODS[name]).parameters
-    named = [option for option, one in takes.items() if one.kind is not one.VAR_KEYWORD]
-    policies = POLICIES.values() if len(named) < len(takes) else ()
-    return [*dict.fromkeys([*named, *(option for one in policies for option in inspect.signature(one).parameters)])]
+    if not isinstance(method, Method):
+        raise errors.BadConfig(f"method {name!r} gave a {type(method).__name__}: a factory returns a Method")
+    return method

@@ -1,4 +1,4 @@
-"""Who is calling, and how often may they? Bearer tokens with roles, of which only hashes are kept."""
+"""Bearer tokens with roles, of which only hashes are kept, and limits on how often a caller may call."""
 
 from __future__ import annotations
 

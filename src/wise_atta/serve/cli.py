@@ -1,4 +1,4 @@
-"""How is the service started and looked after? `wise-atta serve`, and `wise-atta ledger …`."""
+"""`wise-atta serve`, which starts the service, and `wise-atta ledger …`, which looks after its database."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from wise_atta import errors, fast, typed
-from wise_atta.adapter import Context
+from wise_atta import errors, typed
 from wise_atta.data import models
+from wise_atta.engine import memory
 from wise_atta.serve import auth
 from wise_atta.serve.config import Limits, Settings, is_loopback
 from wise_atta.serve.ledger import Ledger, Token
-from wise_atta.serve.retain import backup, export, is_missing, prune, restore
+from wise_atta.serve.retention import backup, export, is_missing, prune, restore
+from wise_atta.who import Context
 
 app = typer.Typer(help="The ledger of a service: tokens, export, retention, backup.", no_args_is_help=True)
 tokens = typer.Typer(help="Who may do what.", no_args_is_help=True)
@@ -128,15 +129,15 @@ def run(model: str, settings: Settings, host: str, port: int) -> None:
     import uvicorn
 
     from wise_atta.serve.app import create_app
+    from wise_atta.serve.middleware import Patient
     from wise_atta.serve.service import Service
-    from wise_atta.serve.shield import Patient
 
     loopback = is_loopback(host)
     if not loopback:
         require_tokens(settings.database, host)
     _hush()
     # One heap for all threads: with one for each, every one of them keeps what its thread once needed, in pieces.
-    fast.keep_memory()
+    memory.keep_memory()
     service = Service(models.load(model), settings)
     try:
         listener = listen(host, port)

@@ -1,4 +1,4 @@
-"""What can be set about a service, and what is refused before it starts?"""
+"""Settings of the service, and what of them is refused before it starts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from fractions import Fraction
 from typing import Any
 
 from wise_atta import errors, methods, when
-from wise_atta.adapter import Adapter, Context
 from wise_atta.data.models import SourceModel
+from wise_atta.loop import Adapter
+from wise_atta.who import Context
 from wise_atta.wrap import adapt
 
 # Seconds, days and requests beyond it are a slip, and clocks cannot count so far.

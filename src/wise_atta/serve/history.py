@@ -1,4 +1,4 @@
-"""How has a stream fared lately? Counts and times, gathered second by second, and more coarsely for longer."""
+"""The recent history of a stream: counts and times, second by second, and more coarsely for longer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who learns behind the predictions? One thread a stream, which takes the events of the log in their order."""
+"""The learner: one thread a stream, which takes the events of the log in their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened, and who says so? The ledger of questions, answers, labels and budget, and the event log beside it."""
+"""The ledger in the database: questions, answers, labels and budget, and the event log beside them."""
 
 from __future__ import annotations
 

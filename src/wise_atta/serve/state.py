@@ -1,4 +1,4 @@
-"""What is a stream at a given place in its event log? A deterministic machine: the same events, the same state.
+"""The state of a stream at a place in its event log, a deterministic machine: the same events, the same state.
 
 The live learner, the recovery after a crash, the replay that revokes labels and the twin in the tests all drive this
 one class. It knows no clock, no database and no request.
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from wise_atta import errors, rng, when
-from wise_atta.adapter import Adapter, Step
 from wise_atta.how.update import NoUpdate
-from wise_atta.serve.intake import Intake
+from wise_atta.loop import Adapter
+from wise_atta.prediction import Step
+from wise_atta.serve.uploads import UploadReader
 from wise_atta.stream import Batch
 from wise_atta.who import CANT_TELL, Answer, Query
 
@@ -259,14 +260,14 @@ class State:
         At the source, used by nobody else for learning.
     audit
         Who draws the samples that accuracy is measured on.
-    intake
+    uploads
         Turns logged pictures into pixels again.
     """
 
-    def __init__(self, adapter: Adapter, audit: Audit, intake: Intake) -> None:
+    def __init__(self, adapter: Adapter, audit: Audit, uploads: UploadReader) -> None:
         self.adapter = adapter
         self.audit = audit
-        self.intake = intake
+        self.uploads = uploads
         self.position = 0
         # Place of the last return to the source: nothing before it is in the tensors any more.
         self.since = 0
@@ -307,7 +308,7 @@ class State:
             return Outcome(event.seq, asked)
         inputs = event.inputs
         if inputs is None:
-            inputs = torch.stack([self.intake.restore(kind, data) for kind, data in event.samples()])
+            inputs = torch.stack([self.uploads.restore(kind, data) for kind, data in event.samples()])
         try:
             batch = Batch(inputs.to(self.adapter.classifier.device), ids=names)
             room, each = self.room or event.body.get("room", self.unsaid)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
-from wise_atta import errors
+from wise_atta.part import make
 from wise_atta.what.band import Band
 from wise_atta.what.clusters import Clusters
 from wise_atta.what.k_margin import KMargin
@@ -40,13 +39,6 @@ def selector(name: str, **options: Any) -> Selector:
     """A selector by its short name.
 
     >>> selector("drift", balance=True)
-    Drift(first=0, balance=True, seed=0)
+    Drift(balance=True, seed=0, sigma=0.01, first=0)
     """
-    if name not in SELECTORS:
-        raise errors.unknown("selector", name, SELECTORS)
-    takes = inspect.signature(SELECTORS[name])
-    try:
-        takes.bind(**options)
-    except TypeError as error:
-        raise errors.BadConfig(f"selector {name!r}: {error}. It takes: {', '.join(takes.parameters)}") from None
-    return SELECTORS[name](**options)
+    return make("selector", SELECTORS, name, options)

@@ -1,4 +1,4 @@
-"""How are the paper's tables and figures run and looked at from a terminal?"""
+"""`wise-atta paper`: list, run and show the paper's tables and figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is run for a table or figure of the paper? Its rows as experiments, on its data or on data at hand."""
+"""Tables and figures of the paper as experiments, on the paper's data or on data at hand."""
 
 from __future__ import annotations
 

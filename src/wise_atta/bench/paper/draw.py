@@ -1,4 +1,4 @@
-"""How does a figure of the paper look with our numbers? Panels made of what was measured, the paper's beside them."""
+"""Figures of the paper from our numbers: panels of what was measured, the paper's beside them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from wise_atta.bench.chance import apart, nudged, pooled, standard_error
 from wise_atta.bench.figures import Figure, Panel, Series
+from wise_atta.bench.nudges import apart, nudged, pooled, standard_error
 from wise_atta.bench.paper.gather import TENTHS, Cell, Gathered
 from wise_atta.bench.paper.items import PLACES, Column
 from wise_atta.bench.paper.tables import paper_mean

@@ -1,4 +1,4 @@
-"""What was run of a table or figure? Cards found in folders, laid to the rows that they are runs of."""
+"""Cards of a table or figure, collected from folders and laid to the rows that they are runs of."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from wise_atta import errors
 from wise_atta.bench import runs as bundles
-from wise_atta.bench.chance import all_nudged
 from wise_atta.bench.experiment import card_files, read_cards
+from wise_atta.bench.nudges import all_nudged
 from wise_atta.bench.paper.define import ALIASES, Spot, experiment_of, has_chance, own_options, places, rows
 from wise_atta.bench.paper.items import Column, Item, Row
 from wise_atta.bench.record import read_json, read_parquet

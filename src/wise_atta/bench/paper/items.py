@@ -1,4 +1,4 @@
-"""Which tables and figures does the paper have, and which numbers stand in them? Read from `paper.yaml`."""
+"""The paper's tables and figures with the numbers printed in them, read from `paper.yaml`."""
 
 from __future__ import annotations
 

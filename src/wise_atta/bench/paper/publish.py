@@ -1,4 +1,4 @@
-"""What is kept of a table or figure? A table, its cards, the series that figures need, the pictures, the command."""
+"""What is published of a table or figure: a table, its cards, the series and pictures of figures, the command."""
 
 from __future__ import annotations
 

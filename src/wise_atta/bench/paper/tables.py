@@ -1,4 +1,4 @@
-"""How does a table of the paper read beside ours? Paper, ours and the difference, as Markdown."""
+"""Tables of the paper beside ours as Markdown: paper, ours and the difference."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wise_atta.bench.chance import apart, pooled
+from wise_atta.bench.nudges import apart, pooled
 from wise_atta.bench.paper.gather import TENTHS, Gathered, Measured
 from wise_atta.bench.paper.items import PLACES, Block, Column
 from wise_atta.bench.table import markdown
