@@ -9,6 +9,8 @@ The functions stand in the order of the paper. Where it leaves room:
   "Which parameters to adapt?"), from the features of the same forward. Each has a momentum of its own.
 - A batch without a label and without a confident sample takes no step; the anchor follows all the same.
 - The quantile interpolates linearly between two scores. A score that equals it is selected, as printed.
+- Nothing in Algorithm 1 keeps Σ|Q_t| ≤ ⌊rT⌋: in its example below it takes 5 labels of 8 batches at r = 0.5. The
+  package has an account behind it.
 """
 
 from __future__ import annotations
