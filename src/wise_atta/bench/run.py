@@ -705,7 +705,7 @@ def _options(experiment: Experiment, length: int | None) -> dict[str, Any]:
 
 
 def _outputs(source: models.SourceModel, dataset: Dataset | None) -> tuple[str, ...] | None:
-    """The classes that the student chooses among; None where nobody names them."""
+    """The classes that the student chooses among; None where neither data nor model names them."""
     if dataset is not None and (dataset.mask is not None or source.classes is None):
         return dataset.classes
     return source.classes
