@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from wise_atta import errors, signals
-from wise_atta.part import Part, running
+from wise_atta import signals
+from wise_atta.part import Part, above, running, share
 
 
 @dataclass(eq=False)
@@ -35,8 +35,7 @@ class Average(Part):
     value: Tensor | None = running(key="value")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum <= 1:
-            raise errors.BadConfig(f"the momentum of a moving average must be in [0, 1], not {self.momentum}")
+        share(momentum=self.momentum)
 
     def follow(self, x: Tensor) -> None:
         """Move towards a new value."""
@@ -71,8 +70,7 @@ class Redundancy(Part):
     mean: Average = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.epsilon <= 0:
-            raise errors.BadConfig(f"epsilon is a cosine above 0, not {self.epsilon}")
+        above(0, epsilon=self.epsilon)
         self.mean = Average(self.momentum)
 
     def new(self, probs: Tensor) -> Tensor:

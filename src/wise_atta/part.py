@@ -83,6 +83,30 @@ def _saved(value: Any) -> Any:
     return value.state_dict() if hasattr(value, "state_dict") else copy.copy(value)
 
 
+def at_least(bound: float, **options: float | None) -> None:
+    """Refuse options below a bound; None is no number and passes.
+
+    >>> at_least(1, samples=4, size=None)
+    """
+    for name, value in options.items():
+        if value is not None and not value >= bound:
+            raise errors.BadConfig(f"{name}={value} must be at least {bound}")
+
+
+def above(bound: float, **options: float | None) -> None:
+    """Refuse options at or below a bound."""
+    for name, value in options.items():
+        if value is not None and not value > bound:
+            raise errors.BadConfig(f"{name}={value} must be above {bound}")
+
+
+def share(**options: float) -> None:
+    """Refuse options outside [0, 1]."""
+    for name, value in options.items():
+        if not 0 <= value <= 1:
+            raise errors.BadConfig(f"{name}={value} must be in [0, 1]")
+
+
 def make(kind: str, registry: Mapping[str, Callable[..., T]], name: str, options: Mapping[str, Any]) -> T:
     """The part that a registry has under that name, with these options."""
     if name not in registry:
