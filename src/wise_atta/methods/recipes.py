@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 from wise_atta import errors, what
-from wise_atta.methods.method import Method
+from wise_atta.methods.method import Method, asking
 from wise_atta.when import POLICIES, Policy
 
 Table: TypeAlias = dict[str, Mapping[str, object]]
@@ -87,8 +87,10 @@ def check_known(method: str, options: Iterable[str], takes: Mapping[str, Any]) -
             raise errors.unknown(f"option of method {method!r}:", option, takes)
 
 
-def published(table: Table) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
+def published(table: Table, **asks: Any) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
     """Let a method take the options of its parts by name, and `preset=` fill in those that are not given.
+
+    With defaults for `asking` the method takes its options too, and composes what it gives.
 
     Examples
     --------
@@ -98,7 +100,9 @@ def published(table: Table) -> Callable[[Callable[..., Method]], Callable[..., M
     """
 
     def decorate(compose: Callable[..., Method]) -> Callable[..., Method]:
-        own = inspect.signature(compose).parameters
+        own = dict(inspect.signature(compose).parameters)
+        if asks:
+            own = _takes(compose) | _own(asking, asks)
         recipes = {name: one.default for name, one in own.items() if isinstance(one.default, Recipe)}
 
         @functools.wraps(compose)
@@ -113,7 +117,11 @@ def published(table: Table) -> Callable[[Callable[..., Method]], Callable[..., M
             parts = {name: _part(name, filled, recipes) for name in recipes}
             _check_homeless(options, parts, recipes, own)
             inside = {option for one in recipes.values() for option in one.options} - own.keys()
-            return compose(**{name: value for name, value in filled.items() if name not in inside} | parts)
+            values = {name: value for name, value in filled.items() if name not in inside} | parts
+            if asks:
+                own_values = {name: values.pop(name) for name in _takes(compose) if name in values}
+                values = own_values | asking(**asks | values)
+            return compose(**values)
 
         method.__signature__ = _signature(own, recipes)  # type: ignore[attr-defined]  # as `inspect` has it
         return method
@@ -130,6 +138,12 @@ def imagenet_and_cifar(*, imagenet: Mapping[str, object], cifar10: Mapping[str, 
     ['imagenet-c', 'imagenet-r', 'imagenet-k', 'imagenet-a', 'cifar10-c']
     """
     return {f"imagenet-{which}": imagenet for which in "crka"} | {"cifar10-c": cifar10}
+
+
+def _own(function: Callable[..., Any], defaults: Mapping[str, Any]) -> Parameters:
+    """What a function takes, with other defaults."""
+    takes = inspect.signature(function).parameters
+    return {name: one.replace(default=defaults.get(name, one.default)) for name, one in takes.items()}
 
 
 def _takes(make: Callable[..., Any]) -> Parameters:
