@@ -60,7 +60,7 @@ class Part:
 
     def state_dict(self) -> dict[str, Any]:
         """The running quantities, to be saved."""
-        return {key: _saved(getattr(self, name)) for name, key, _ in _quantities(self)}
+        return {key: saved(getattr(self, name)) for name, key, _ in _quantities(self)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up running quantities that were saved."""
@@ -69,7 +69,7 @@ class Part:
             if hasattr(value, "load_state_dict"):
                 value.load_state_dict(state[key])
             else:
-                setattr(self, name, _saved(state[key]))
+                setattr(self, name, saved(state[key]))
 
 
 def _quantities(part: Part) -> list[tuple[str, str, Callable[[], Any]]]:
@@ -77,7 +77,8 @@ def _quantities(part: Part) -> list[tuple[str, str, Callable[[], Any]]]:
     return [(f.name, f.metadata[SAVED_AS], f.default_factory) for f in fields(part) if SAVED_AS in f.metadata]  # type: ignore[misc]  # made by `running`
 
 
-def _saved(value: Any) -> Any:
+def saved(value: Any) -> Any:
+    """A value as it is saved: a tensor on the host, the state of a part, or a copy."""
     if isinstance(value, Tensor):
         return value.detach().cpu().clone()
     return value.state_dict() if hasattr(value, "state_dict") else copy.copy(value)

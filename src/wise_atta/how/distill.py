@@ -16,7 +16,7 @@ from wise_atta.how.optimizer import Optimizer, check_rate
 from wise_atta.how.replay import Draw, Replay, stack
 from wise_atta.how.update import OneGroup, Question, skipped
 from wise_atta.model import Forward, Weights
-from wise_atta.part import SAVED_AS, Part, at_least, running
+from wise_atta.part import SAVED_AS, Part, at_least, running, saved
 from wise_atta.signals import trust
 from wise_atta.stream import Inputs, tree_map
 
@@ -36,7 +36,7 @@ class Tutor(Part):
         E₀ as a share of ln C.
     """
 
-    teacher: nn.Module | Weights
+    teacher: nn.Module | Weights = field(repr=False)
     _: KW_ONLY
     lr: float = 2.5e-4
     momentum: float = 0.9
@@ -63,11 +63,11 @@ class Tutor(Part):
             _require_same(theirs, own)
         model.work = student.work
         self.model = model
-        self.optimizer = Optimizer(self.model, lr=self.lr, momentum=self.momentum, nesterov=False)
+        self.optimizer = Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=False)
 
     def adapt(self, inputs: Inputs) -> None:
         """One step on a batch."""
-        forward = self.model.forward(self._taken(inputs), grad=True)
+        forward = self.model.forward(self._moved(inputs), grad=True)
         entropy = signals.entropy(forward.logits)
         loss = (trust(entropy, forward.logits.shape[1], self.below) * entropy).mean()  # mean of exp(E₀ − H)·H
         self.optimizer.step(self.model.gradients(loss, forward.version, list(self.model.layout.groups)))
@@ -75,33 +75,23 @@ class Tutor(Part):
 
     def logits(self, inputs: Inputs) -> Tensor:
         """What it thinks of a batch now."""
-        return self.model.forward(self._taken(inputs)).logits
+        return self.model.forward(self._moved(inputs)).logits
 
-    def _taken(self, inputs: Inputs) -> Inputs:
-        def move(leaf: Tensor) -> Tensor:
-            return leaf.to(self.model.device, self.model.dtype if leaf.is_floating_point() else leaf.dtype)
-
-        return tree_map(move, inputs)
+    def _moved(self, inputs: Inputs) -> Inputs:
+        device, dtype = self.model.device, self.model.dtype
+        return tree_map(lambda leaf: leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype), inputs)
 
     def reset(self) -> None:
         self.optimizer.reset()
         self.model.reset_statistics()
 
     def state_dict(self) -> dict[str, Any]:
-        running = self.model.running
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "running": None if running is None else running.detach().cpu().clone(),
-        }
+        return {"optimizer": self.optimizer.state_dict(), "running": saved(self.model.running)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         running = state["running"]
         self.model.running = None if running is None else running.to(self.model.device, copy=True)
-
-    def __repr__(self) -> str:
-        options = f"lr={self.lr}, momentum={self.momentum}, below={self.below}"
-        return f"Tutor({type(self.teacher).__name__}, {options})"
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

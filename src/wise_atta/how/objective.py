@@ -75,7 +75,7 @@ class ReliableEntropy(Objective):
 
     def __post_init__(self) -> None:
         above(0, below=self.below)
-        self.redundancy = Redundancy(self.epsilon, self.mean_momentum)
+        self.redundancy = Redundancy(momentum=self.mean_momentum, epsilon=self.epsilon)
 
     def __call__(self, model: Weights, forward: Forward, labels: Labels) -> Tensor | None:
         classes = forward.logits.shape[1]

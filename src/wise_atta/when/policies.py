@@ -191,10 +191,10 @@ class Policy:
 
     def _match(self, state: Mapping[str, Any]) -> None:
         """Raise `StateMismatch` unless the state is that of a policy of the same class and options."""
-        header = self._header()
+        name, header = type(self).__name__, self._header()
         options = header.pop("options")
-        matching(type(self).__name__, header, state)
-        matching(type(self).__name__, options, state.get("options", {}))
+        matching(name, header, state)
+        matching(name, options, state.get("options", {}))
 
 
 class _Blind(Policy):
@@ -280,18 +280,18 @@ class Random(_Blind):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.exact:
-            if self.length is None or self.per != "batch" or self.credit or self.total is not None:
-                raise errors.BadConfig(
-                    "Random(exact=True) needs length, the number of batches of the stream, and sets its own credit and "
-                    "total: give ratio, length and seed"
-                )
-            super().__init__(Account.for_length(self.ratio, self.length), self.seed)
+        own = self.per != "batch" or self.credit or self.total is not None
+        if self.exact != (self.length is not None) or (self.exact and own):
+            raise errors.BadConfig(
+                "Random(exact=True) needs length, the number of batches of the stream, and sets its own credit and "
+                "total: give exact=True with ratio, length and seed, or neither exact nor length"
+            )
+        if self.length is None:
+            account = Account(self.ratio, per=self.per, credit=self.credit, total=self.total)
+        else:
+            account = Account.for_length(self.ratio, self.length)
             self._order = rng.numpy(self.seed, "policy").permutation(self.length)
-            return
-        if self.length is not None:
-            raise errors.BadConfig("Random uses length with exact=True only: give both or neither")
-        super().__init__(Account(self.ratio, per=self.per, credit=self.credit, total=self.total), self.seed)
+        super().__init__(account, self.seed)
 
     def _wish(self, score: float, want: int, units: int) -> tuple[int, float, float]:
         rate = min(self._ratio * units / want, 1.0)
