@@ -79,12 +79,12 @@ class Candidates(GradientUpdate):
         if loss is not None and unlabelled is not None:
             begin = self.optimizer.flat[where].detach().clone()
             self.optimizer.step(model.gradients(loss.graph, unlabelled.version, ["norm"]), publish=False)
-            line = _Line(begin, self.optimizer.flat[where] - begin)
+            line = _Line(self.optimizer.flat.detach(), where, begin)
             if labels:
                 self.scores.follow(self._score(forward, labels, line))
             best = 0 if self.scores.value is None else int(self.scores.value.argmin())
             # Where the supervised step follows, both are published together.
-            self.optimizer.move(line.at(self.rates[best], self.optimizer.flat, where), publish=not labels)
+            self.optimizer.move(line.at(self.rates[best]), publish=not labels)
             losses |= {"loss": loss.value, "rate": torch.tensor(self.rates[best])}
         if labels:
             again = model.forward(forward.inputs, version=self.optimizer.unseen, grad=True)
@@ -104,29 +104,29 @@ class Candidates(GradientUpdate):
 
     def _score(self, forward: Forward, labels: Labels, line: _Line) -> Tensor:
         """For each candidate: mean (p − p_source)² on the unlabelled + CE on the labelled, each scaled to [0, 1]."""
-        model, rest, where = self.model, ~labels.mask(forward), self.model.layout.slices["norm"]
+        model, rest = self.model, ~labels.mask(forward)
         source = model.forward(forward.inputs, version=model.source()).logits.softmax(dim=1)
         apart, wrong = [], []
         for rate in self.rates:
-            candidate = line.at(rate, self.optimizer.flat, where).to(model.live.flat.dtype)
-            version = Version(candidate, model.layout, grad=False)
+            version = Version(line.at(rate).to(model.dtype), model.layout, grad=False)
             tried = model.forward(forward.inputs, version=version)
             apart.append((tried.logits.softmax(dim=1) - source)[rest].square().mean())
             wrong.append(labels.loss(labels.outputs(model, tried, grad=False)[0]))
         return _scaled(torch.stack(apart)) + _scaled(torch.stack(wrong))
 
 
+@dataclass(eq=False)
 class _Line:
-    """Where the candidates lie: begin + rate·direction, of the tensors that the unsupervised step moves."""
+    """Where the candidates lie: all values, and begin + rate·direction of those that the unsupervised step moves."""
 
-    def __init__(self, begin: Tensor, direction: Tensor) -> None:
-        self.begin = begin
-        self.direction = direction.detach()
+    flat: Tensor
+    where: slice
+    begin: Tensor
 
-    def at(self, rate: float, flat: Tensor, where: slice) -> Tensor:
+    def at(self, rate: float) -> Tensor:
         """A copy of all values with those of one candidate."""
-        candidate = flat.detach().clone()
-        candidate[where] = self.begin + rate * self.direction
+        candidate = self.flat.clone()
+        candidate[self.where] = self.begin + rate * (self.flat[self.where] - self.begin)
         return candidate
 
 

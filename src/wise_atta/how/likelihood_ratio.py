@@ -9,12 +9,12 @@ from torch import Tensor
 
 from wise_atta import errors, rng, signals
 from wise_atta.average import Average
-from wise_atta.how.consistency import symmetric_cross_entropy
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Objective
 from wise_atta.how.views import Augment, Augmentation
 from wise_atta.model import Forward, Weights
 from wise_atta.part import above, running
+from wise_atta.signals import symmetric_cross_entropy
 from wise_atta.stream import Inputs, tree_map
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, InitVar, dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from wise_atta import errors, signals
 from wise_atta.model import Gradients, Version, Weights, wide
+from wise_atta.part import saved
 
 Kind: TypeAlias = Literal["sgd", "adam"]
 Momenta: TypeAlias = dict[str, Tensor]
+_MOMENTA = {"sgd": {"momentum_buffer"}, "adam": {"step", "exp_avg", "exp_avg_sq"}}
 # Of Adam, as `torch.optim` has them.
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 
@@ -50,8 +52,8 @@ class Optimizer:
             raise errors.BadConfig(
                 f"momentum must be in [0, 1) and weight_decay at least 0, not {self.momentum}, {self.weight_decay}"
             )
-        if self.kind not in get_args(Kind):
-            raise errors.unknown("optimizer", self.kind, get_args(Kind))
+        if self.kind not in _MOMENTA:
+            raise errors.unknown("optimizer", self.kind, _MOMENTA)
         self._shared: Optimizer | None = None if share is None else share._shared or share
         self._sharing: list[Optimizer] = []
         if self._shared is not None:
@@ -74,10 +76,12 @@ class Optimizer:
         rule = self._sgd if self.kind == "sgd" else self._adam
         with torch.no_grad():
             values = owner._flat.clone() if owner._flat is owner._published else owner._flat
-            moved = {
-                group: rule(values[self.model.layout.slices[group]], gradient, self._momenta.get(group, {}), lr)
-                for group, gradient in self._taken(gradients).items()
-            }
+            moved = dict[str, Momenta]()
+            for group, gradient in self._taken(gradients).items():
+                own = values[self.model.layout.slices[group]]
+                if self.weight_decay:
+                    gradient = gradient.add(own, alpha=self.weight_decay)
+                moved[group] = rule(own, gradient, self._momenta.get(group, {}), lr)
         owner._flat = values
         # New momenta in place of the old: a step that is taken back finds them as they were.
         self._momenta = {**self._momenta, **{group: momenta for group, momenta in moved.items() if momenta}}
@@ -99,8 +103,6 @@ class Optimizer:
 
     def _sgd(self, values: Tensor, gradient: Tensor, momenta: Momenta, lr: float) -> Momenta:
         """`torch.optim.SGD` on one tensor, to the bit, but for momenta that are new tensors."""
-        if self.weight_decay:
-            gradient = gradient.add(values, alpha=self.weight_decay)
         if not self.momentum:
             values.add_(gradient, alpha=-lr)
             return {}
@@ -111,8 +113,6 @@ class Optimizer:
 
     def _adam(self, values: Tensor, gradient: Tensor, momenta: Momenta, lr: float) -> Momenta:
         """`torch.optim.Adam` likewise."""
-        if self.weight_decay:
-            gradient = gradient.add(values, alpha=self.weight_decay)
         if momenta:
             step = momenta["step"] + 1
             mean = momenta["exp_avg"].lerp(gradient, 1 - _BETA1)
@@ -175,19 +175,16 @@ class Optimizer:
         # Momenta go by the number of their group, as in `torch.optim`.
         number = {group: index for index, group in enumerate(self.model.layout.slices)}
         momenta = {
-            number[group]: {name: value.detach().cpu().clone() for name, value in own.items()}
-            for group, own in self._momenta.items()
+            number[group]: {name: saved(value) for name, value in own.items()} for group, own in self._momenta.items()
         }
-        values = {"flat": self.flat.detach().cpu().clone()} if self._shared is None else {}
-        return values | {"optimizer": momenta}
+        return ({"flat": saved(self.flat)} if self._shared is None else {}) | {"optimizer": momenta}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        owns = self._shared is None
-        if owns and state["flat"].shape != self.flat.shape:
+        if self._shared is None and state["flat"].shape != self.flat.shape:
             raise errors.StateMismatch(
                 f"the state holds {state['flat'].numel()} adapted values, this model has {self.flat.numel()}"
             )
-        known = {"sgd": {"momentum_buffer"}, "adam": {"step", "exp_avg", "exp_avg_sq"}}[self.kind]
+        known = _MOMENTA[self.kind]
         if any(own.keys() - known for own in state["optimizer"].values()):
             raise errors.StateMismatch(
                 f"the state is not of the optimizer {self.kind!r}: load it into an adapter with the same optimizer"
@@ -201,7 +198,7 @@ class Optimizer:
             }
             for index, own in state["optimizer"].items()
         }
-        if owns:
+        if self._shared is None:
             self.move(state["flat"].to(self.flat, copy=True))
 
 

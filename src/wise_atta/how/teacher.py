@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from wise_atta import errors, rng
 from wise_atta.anchor import Anchor
-from wise_atta.how.consistency import cross_entropy, symmetric_cross_entropy
 from wise_atta.how.labels import Labels
-from wise_atta.how.restore import Restore
 from wise_atta.how.update import OneGroup
 from wise_atta.how.views import Augment, Augmentation
-from wise_atta.model import Forward, Spec, Version, Weights
-from wise_atta.part import running
+from wise_atta.model import Forward, Layout, Spec, Version, Weights
+from wise_atta.part import running, share
+from wise_atta.signals import cross_entropy, symmetric_cross_entropy
 from wise_atta.stream import Inputs
+
+# Shapes by name, and a generator → for each tensor, numbers in [0, 1).
+Draws: TypeAlias = Callable[[Mapping[str, torch.Size], torch.Generator], Mapping[str, Tensor]]
+
+
+@dataclass(eq=False)
+class Restore:
+    """Every value returns to its source value with a small probability.
+
+    Parameters
+    ----------
+    probability
+        Of each value, at each call.
+    draws
+        What gives the numbers, one a value: those below `probability` return. Independent and uniform if not given.
+    seed
+        The draw of batch t depends on the seed and t alone.
+    """
+
+    probability: float = 0.001
+    _: KW_ONLY
+    draws: Draws | None = field(default=None, repr=False)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        share(probability=self.probability)
+
+    def draw(self, layout: Layout, number: int) -> Tensor:
+        """A flat vector, true where a value returns at batch `number`."""
+        draws = (self.draws or _uniform)(layout.shapes, rng.torch_cpu(self.seed, "restore", number))
+        return layout.flatten({name: draw < self.probability for name, draw in draws.items()})
+
+
+def _uniform(shapes: Mapping[str, torch.Size], generator: torch.Generator) -> dict[str, Tensor]:
+    return {name: torch.rand(shape, generator=generator, device="cpu") for name, shape in shapes.items()}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -7,9 +7,9 @@ from typing import Any
 from wise_atta.part import make
 from wise_atta.what.band import Band as Band
 from wise_atta.what.clusters import Clusters as Clusters
-from wise_atta.what.k_margin import KMargin as KMargin
 from wise_atta.what.selector import (
     Drift as Drift,
+    KMargin as KMargin,
     Margin as Margin,
     MaxEntropy as MaxEntropy,
     Perturbation as Perturbation,
