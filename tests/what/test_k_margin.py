@@ -49,5 +49,5 @@ def test_equal_samples_are_picked_once_each_and_in_a_random_order() -> None:
 
 def test_more_than_the_batch_holds_is_the_batch_and_none_is_an_error() -> None:
     assert sorted(KMargin().pick(view_of(torch.randn(3, 2)), 9)) == [0, 1, 2]
-    with pytest.raises(errors.BadConfig, match="at least one"):
+    with pytest.raises(errors.BadConfig, match="k=0 must be at least 1"):
         KMargin().pick(view_of(torch.randn(3, 2)), 0)

@@ -131,7 +131,7 @@ def test_a_batch_smaller_than_k_is_asked_for_as_a_whole() -> None:
 
 @pytest.mark.parametrize("k", [0, -1])
 def test_asking_for_less_than_one_sample_is_refused(k: int) -> None:
-    with pytest.raises(errors.BadConfig, match="at least one"):
+    with pytest.raises(errors.BadConfig, match="must be at least 1"):
         MaxEntropy().pick(view_of(), k)
 
 

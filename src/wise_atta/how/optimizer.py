@@ -72,34 +72,29 @@ class Optimizer:
         A gradient with NaN or Inf is taken as zero: one bad batch must not destroy the adapted tensors. With
         `publish=False` the step is seen by nobody until another, `move` or `publish` has completed it.
         """
-        owner, lr = self._shared or self, self.lr if lr is None else lr
+        owner, lr, layout = self._shared or self, self.lr if lr is None else lr, self.model.layout
         rule = self._sgd if self.kind == "sgd" else self._adam
+        # New momenta in place of the old: a step that is taken back finds them as they were.
+        momenta = dict(self._momenta)
         with torch.no_grad():
             values = owner._flat.clone() if owner._flat is owner._published else owner._flat
-            moved = dict[str, Momenta]()
-            for group, gradient in self._taken(gradients).items():
-                own = values[self.model.layout.slices[group]]
+            for group, grads in gradients.items():
+                if isinstance(grads, Tensor):
+                    gradient = grads.to(self._gradient.dtype)
+                elif grads:
+                    torch._foreach_copy_([self._gradient_views[name] for name in layout.groups[group]], list(grads))
+                    gradient = self._gradient[layout.slices[group]]
+                else:
+                    continue
+                gradient = torch.where(signals.all_finite(gradient), gradient, 0.0)
+                own = values[layout.slices[group]]
                 if self.weight_decay:
                     gradient = gradient.add(own, alpha=self.weight_decay)
-                moved[group] = rule(own, gradient, self._momenta.get(group, {}), lr)
+                momenta[group] = rule(own, gradient, momenta.get(group, {}), lr)
         owner._flat = values
-        # New momenta in place of the old: a step that is taken back finds them as they were.
-        self._momenta = {**self._momenta, **{group: momenta for group, momenta in moved.items() if momenta}}
+        self._momenta = {group: own for group, own in momenta.items() if own}
         if publish:
             self.publish()
-
-    def _taken(self, gradients: Gradients) -> dict[str, Tensor]:
-        layout, flat = self.model.layout, dict[str, Tensor]()
-        for group, grads in gradients.items():
-            if isinstance(grads, Tensor):
-                part = grads.to(self._gradient.dtype)
-            elif grads:
-                torch._foreach_copy_([self._gradient_views[name] for name in layout.groups[group]], list(grads))
-                part = self._gradient[layout.slices[group]]
-            else:
-                continue
-            flat[group] = torch.where(signals.all_finite(part), part, 0.0)
-        return flat
 
     def _sgd(self, values: Tensor, gradient: Tensor, momenta: Momenta, lr: float) -> Momenta:
         """`torch.optim.SGD` on one tensor, to the bit, but for momenta that are new tensors."""

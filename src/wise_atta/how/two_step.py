@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -131,6 +130,7 @@ class TwoStep(_Steps):
         return record(ent=ent, sup=sup)
 
     def _step_of_block(self, forward: Forward, labels: Labels) -> None:
+        assert self.second is not None
         model = self.model
         again = model.forward(forward.inputs, version=self.optimizer.unseen, grad=True, beside=forward)
         loss = self.lambda_head * labels.loss(labels.outputs(model, again)[0])
@@ -140,15 +140,6 @@ class TwoStep(_Steps):
             names = model.layout.groups[group]
             gradients[group] = [g if n in self._inside else g.zero_() for n, g in zip(names, own, strict=True)]
         self.second.step(gradients, lr=self.head_lr, publish=False)
-
-    def state_dict(self) -> dict[str, Any]:
-        second = {} if self.block is None else {"second": self.second.state_dict()}
-        return super().state_dict() | second
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if self.block is not None:
-            self.second.load_state_dict(state["second"])
-        super().load_state_dict(state)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -45,6 +45,8 @@ class Update(Part):
         Groups of tensors, in the words of `Weights(adapt=…)`. Empty: nothing adapts.
     objective
         What the unlabelled samples teach, where that is a part of its own: started, reset and saved with the rule.
+    second
+        An optimizer of a second step, where that has momenta of its own; saved with the rule.
     needs_graph
         Whether `learn` wants the forward with its graph.
     only_selected
@@ -59,6 +61,7 @@ class Update(Part):
 
     adapts: Mapping[str, Spec] = {}
     objective: Objective | None = None
+    second: Optimizer | None = None
     needs_graph: bool = True
     only_selected: bool = False
     runs_again: bool = False
@@ -127,20 +130,22 @@ class Update(Part):
 
     def reset(self) -> None:
         """Return tensors, optimizer and running quantities to the source."""
-        self.optimizer.reset()
-        if self.objective is not None:
-            self.objective.reset()
+        for part in self._parts().values():
+            part.reset()
         super().reset()
 
     def state_dict(self) -> dict[str, Any]:
-        objective = {} if self.objective is None else {"objective": self.objective.state_dict()}
-        return {"optimizer": self.optimizer.state_dict(), **objective, **super().state_dict()}
+        return {key: part.state_dict() for key, part in self._parts().items()} | super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        if self.objective is not None:
-            self.objective.load_state_dict(state["objective"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for key, part in self._parts().items():
+            part.load_state_dict(state[key])
+
+    def _parts(self) -> dict[str, Any]:
+        """What is reset and saved beside the fields."""
+        parts = {"optimizer": self.optimizer, "objective": self.objective, "second": self.second}
+        return {key: part for key, part in parts.items() if part is not None}
 
     def __repr__(self) -> str:
         options = (f"{f.metadata.get('option', f.name)}={getattr(self, f.name)!r}" for f in fields(self) if f.repr)

@@ -7,9 +7,9 @@ from typing import Any
 
 from wise_atta import errors, signals
 from wise_atta.average import Redundancy
-from wise_atta.part import running
+from wise_atta.part import at_least, running
 from wise_atta.view import View
-from wise_atta.what.selector import Selector, check_count
+from wise_atta.what.selector import Selector
 
 
 @dataclass(kw_only=True, eq=False)
@@ -47,7 +47,7 @@ class Band(Selector):
         self.redundancy = Redundancy(momentum=self.mean_momentum, epsilon=self.epsilon)
 
     def pick(self, view: View, k: int = 1) -> list[int]:
-        check_count(k)
+        at_least(1, k=k)
         entropy, probs = view.entropy, view.probs
         seen, total, first = self._entropy
         seen, total = seen + len(view), total + float(entropy.sum())

@@ -13,7 +13,7 @@ from torch import Tensor
 from wise_atta import rng
 from wise_atta.part import at_least, running
 from wise_atta.view import View
-from wise_atta.what.selector import Selector, check_count
+from wise_atta.what.selector import Selector
 
 Points: TypeAlias = NDArray[np.float64]
 # (points [n, d], weights [n], k) → centres [k, d] to start from.
@@ -69,7 +69,7 @@ class Clusters(Selector):
         at_least(1, iterations=self.iterations)
 
     def pick(self, view: View, k: int = 1) -> list[int]:
-        check_count(k)
+        at_least(1, k=k)
         rows = (view.entropy >= self.e_h).nonzero().flatten().tolist()
         if not rows:
             return []

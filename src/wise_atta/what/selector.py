@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wise_atta import errors, rng, signals
-from wise_atta.part import Part, above, running
+from wise_atta import rng, signals
+from wise_atta.part import Part, above, at_least, running
 from wise_atta.view import View
 
 
@@ -42,7 +42,7 @@ class Selector(Part):
 
     def pick(self, view: View, k: int = 1) -> list[int]:
         """The k samples to ask for, best first; all of them if the batch is smaller."""
-        check_count(k)
+        at_least(1, k=k)
         return self.best(view, k, self.scores(view).tolist())
 
     def best(self, view: View, k: int, scores: list[float]) -> list[int]:
@@ -68,12 +68,6 @@ class Selector(Part):
 
     def _is_fresh(self, predicted: int, score: float) -> bool:
         return predicted not in self._just_asked or score > self._last_score[predicted]
-
-
-def check_count(k: int) -> None:
-    """Refuse to pick no sample."""
-    if k < 1:
-        raise errors.BadConfig(f"at least one sample must be picked, not {k}")
 
 
 @dataclass(kw_only=True, eq=False)
@@ -162,7 +156,7 @@ class KMargin(Selector):
     balance: bool = field(default=False, init=False, repr=False)  # no option: it does not rank classes
 
     def pick(self, view: View, k: int = 1) -> list[int]:
-        check_count(k)
+        at_least(1, k=k)
         unsure = 1 - signals.margin(view.logits)
         points = (view.features.flatten(1) * unsure.unsqueeze(1)).double().cpu().numpy()
         order = self.shuffled(view)
