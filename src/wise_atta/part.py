@@ -89,23 +89,23 @@ def at_least(bound: float, **options: float | None) -> None:
 
     >>> at_least(1, samples=4, size=None)
     """
-    for name, value in options.items():
-        if value is not None and not value >= bound:
-            raise errors.BadConfig(f"{name}={value} must be at least {bound}")
+    _require(options, lambda value: value >= bound, f"at least {bound}")
 
 
 def above(bound: float, **options: float | None) -> None:
     """Refuse options at or below a bound."""
-    for name, value in options.items():
-        if value is not None and not value > bound:
-            raise errors.BadConfig(f"{name}={value} must be above {bound}")
+    _require(options, lambda value: value > bound, f"above {bound}")
 
 
-def share(**options: float) -> None:
+def share(**options: float | None) -> None:
     """Refuse options outside [0, 1]."""
+    _require(options, lambda value: 0 <= value <= 1, "in [0, 1]")
+
+
+def _require(options: Mapping[str, float | None], holds: Callable[[float], bool], bounds: str) -> None:
     for name, value in options.items():
-        if not 0 <= value <= 1:
-            raise errors.BadConfig(f"{name}={value} must be in [0, 1]")
+        if value is not None and not holds(value):
+            raise errors.BadConfig(f"{name}={value} must be {bounds}")
 
 
 def make(kind: str, registry: Mapping[str, Callable[..., T]], name: str, options: Mapping[str, Any]) -> T:

@@ -43,10 +43,9 @@ class Tutor(Part):
     below: float = 0.4
 
     def __post_init__(self) -> None:
-        if self.teacher is None:
-            raise errors.BadConfig("there is no teacher: give teacher=, a stronger model of the same classes")
         if not isinstance(self.teacher, nn.Module | Weights):
-            raise errors.BadConfig(f"the teacher must be a module or a Classifier, not {type(self.teacher).__name__}")
+            instead = "there is none" if self.teacher is None else f"not a {type(self.teacher).__name__}"
+            raise errors.BadConfig(f"give teacher=, a module or a Classifier of the same classes: {instead}")
         check_rate(self.lr)
 
     def start(self, student: Weights) -> None:

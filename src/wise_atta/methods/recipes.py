@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Set
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from wise_atta import errors, what
@@ -15,34 +16,33 @@ Table: TypeAlias = dict[str, Mapping[str, object]]
 Parameters: TypeAlias = dict[str, inspect.Parameter]
 
 
+@dataclass(frozen=True, eq=False)
 class Recipe:
     """How a method makes a part of itself, where it is given none.
 
     Parameters
     ----------
-    make
-        A class, a function, or the name of a selector.
-    rest
-        A class whose options `make` takes as well, where it passes on what it does not name.
+    make, name
+        A class or a function, and its name where it is a selector that has one.
+    takes
+        The options of the part.
     names
         What options of the part are called as options of the method, where that differs.
     defaults
         Options that the method sets, or recipes of parts within the part.
     """
 
-    def __init__(
-        self, make: str | Callable[..., Any], rest: type | None, names: Mapping[str, str], defaults: Mapping[str, Any]
-    ) -> None:
-        self.name = make if isinstance(make, str) else None
-        self.make: Callable[..., Any] = what.SELECTORS[make] if isinstance(make, str) else make
-        self.names, self.defaults = names, defaults
-        self._takes = ({} if rest is None else _takes(rest)) | _takes(self.make)
+    make: Callable[..., Any]
+    name: str | None
+    takes: Parameters
+    names: Mapping[str, str]
+    defaults: Mapping[str, Any]
 
     @property
     def options(self) -> Parameters:
         """The options of the part and of parts within, by their names in the method."""
         own, within = Parameters(), Parameters()
-        for name, parameter in self._takes.items():
+        for name, parameter in self.takes.items():
             default = self.defaults.get(name, parameter.default)
             if isinstance(default, Recipe):
                 within |= default.options
@@ -54,7 +54,7 @@ class Recipe:
     def __call__(self, options: Mapping[str, Any]) -> Any:
         """The part, made with those of the options that it takes."""
         values = dict[str, Any]()
-        for name in self._takes:
+        for name in self.takes:
             default, option = self.defaults.get(name), self.names.get(name, name)
             if isinstance(default, Recipe):
                 values[name] = default(options)
@@ -68,8 +68,13 @@ class Recipe:
 def recipe(
     make: str | Callable[..., Any], *, rest: type | None = None, names: Mapping[str, str] | None = None, **defaults: Any
 ) -> Any:
-    """A default for an argument of a method that is a part: see `Recipe`."""
-    return Recipe(make, rest, names or {}, defaults)
+    """A default for an argument of a method that is a part: see `Recipe`.
+
+    `make` may be the name of a selector; `rest` is a class whose options it takes as well, where it passes them on.
+    """
+    made = what.SELECTORS[make] if isinstance(make, str) else make
+    takes = ({} if rest is None else _takes(rest)) | _takes(made)
+    return Recipe(made, make if isinstance(make, str) else None, takes, names or {}, defaults)
 
 
 def options_of(method: Callable[..., Method]) -> Parameters:

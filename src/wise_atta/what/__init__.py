@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from wise_atta.part import make
-from wise_atta.what.band import Band as Band
 from wise_atta.what.clusters import Clusters as Clusters
 from wise_atta.what.selector import (
+    Band as Band,
     Drift as Drift,
     KMargin as KMargin,
     Margin as Margin,
