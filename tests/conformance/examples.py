@@ -120,7 +120,7 @@ def cases(dtype: torch.dtype) -> dict[str, Case]:
             factories[f"{base.__name__.lower()} {kind.__name__}"] = factory(kind, dtype)
     subclasses(how.Update, methods)
     for kind in subclasses(how.Update, how):
-        if kind is not how.GradientUpdate:  # what the rules have in common
+        if kind not in (how.GradientUpdate, how.OneGroup):  # what the rules have in common
             factories[f"update {kind.__name__}"] = factory(kind, dtype)
     for name, utility in when.UTILITIES.items():
         factories[f"utility {name}"] = factory(utility, dtype)

@@ -20,6 +20,7 @@ from wise_atta.how.update import (
     Descend as Descend,
     GradientUpdate as GradientUpdate,
     NoUpdate as NoUpdate,
+    OneGroup as OneGroup,
     Question as Question,
     Update as Update,
     skipped as skipped,
