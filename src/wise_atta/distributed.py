@@ -36,8 +36,7 @@ from wise_atta.how import (
 )
 from wise_atta.loop import Adapter
 from wise_atta.model import Classifier, Forward, Statistics, Version, wide
-from wise_atta.model.batch_norms import BatchNorms
-from wise_atta.model.statistics import BatchMode, EmaMode, MixedMode
+from wise_atta.model.statistics import BatchMode, BatchNorms, EmaMode, MixedMode
 from wise_atta.prediction import Prediction
 from wise_atta.stream import Batch, Inputs, leaves
 from wise_atta.who import Answer, AnswerLike, Query, Questions
@@ -248,11 +247,6 @@ class SharedClassifier(Classifier):
         shares: tuple[int, ...] | None = self._shares.get(leaves(inputs)[0])  # type: ignore[no-untyped-call]
         return shares
 
-    def samples(self, inputs: Inputs) -> int:
-        """How many rows the batch has, over all ranks."""
-        shares = self._shares_of(inputs)
-        return super().samples(inputs) if shares is None else sum(shares)
-
     def own(self, inputs: Inputs) -> slice:
         """Where in the batch this rank's rows are."""
         return _span(self.ranks.rank, self._shares[leaves(inputs)[0]])
@@ -262,8 +256,11 @@ class SharedClassifier(Classifier):
 
         Inputs that were not checked as a share are those of all ranks, the samples of late labels for one.
         """
+        shares = self._shares_of(inputs)
+        if shares is not None and options.get("statistics") is None:
+            options["count"] = sum(shares)
         own = super().forward(inputs, **options)
-        grad, shares = own.logits.requires_grad, self._shares_of(inputs)
+        grad = own.logits.requires_grad
         if shares is None:
             # Every rank does the same, and gradients are summed: each counts for its part.
             logits = own.logits.detach().lerp(own.logits, 1 / self.ranks.size) if grad else own.logits

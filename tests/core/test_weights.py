@@ -141,7 +141,7 @@ def test_changes_made_at_once_are_seen_together() -> None:
         weights.commit(weights.forward(nets.batch()).statistics)
         assert weights.published is before
         assert torch.equal(weights.live.flat, before.version.flat + 1) and weights.running is not before.running
-    assert weights.published is weights.current
+    assert weights.published.version is weights.live and weights.published.running is weights.running
     assert torch.equal(weights.published.version.flat, before.version.flat + 1)
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from wise_atta.model import Weights
 
 # What moves of a set of weights; the rest of it are caches and counters.
-_MOVES = ("current", "_followed")
+_MOVES = ("live", "_running", "_followed")
 
 
 def remember(*parts: object) -> Callable[[], None]:
