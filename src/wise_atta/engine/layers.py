@@ -143,21 +143,17 @@ def blocks(model: nn.Module) -> list[str]:
 
 def check_blocks(model: nn.Module, wanted: bool | Sequence[str]) -> tuple[str, ...]:
     """The names of the blocks whose activations are recomputed."""
-    if wanted is False:
-        return ()
-    if wanted is True:
-        chosen = blocks(model)
-        if not chosen:
-            raise errors.BadConfig(
-                "checkpointing=True found no chain of blocks in this model: name the layers to recompute with "
-                "checkpointing=['…']"
-            )
-        return tuple(chosen)
+    chosen = blocks(model) if wanted is True else list(wanted or ())
+    if wanted is True and not chosen:
+        raise errors.BadConfig(
+            "checkpointing=True found no chain of blocks in this model: name the layers to recompute with "
+            "checkpointing=['…']"
+        )
     known = [name for name, _ in model.named_modules() if name]
-    for name in wanted:
+    for name in chosen:
         if name not in known:
             raise errors.unknown("layer to recompute", name, known)
-    return tuple(wanted)
+    return tuple(chosen)
 
 
 class Lease:

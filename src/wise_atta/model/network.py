@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,7 +74,6 @@ class Pixels:
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         if len(mean) != len(std) or min(std, default=0) <= 0:
             raise errors.BadConfig(f"mean and std need one number a channel, std above 0, not {mean} and {std}")
-        self.mean, self.std = mean, std
         self._tensors = torch.tensor(mean), torch.tensor(std)
 
     def __call__(self, inputs: Inputs, options: RunOptions) -> Tensor:
@@ -84,8 +82,8 @@ class Pixels:
         if not inputs.is_floating_point():
             raise errors.BadInput(f"mean and std apply to numbers in [0, 1], not to {inputs.dtype}: convert the inputs")
         channels = inputs.shape[1] if inputs.dim() > 1 else 0
-        if len(self.mean) not in (1, channels):
-            raise errors.BadInput(f"mean and std have {len(self.mean)} channels, the inputs {channels}")
+        if len(self._tensors[0]) not in (1, channels):
+            raise errors.BadInput(f"mean and std have {len(self._tensors[0])} channels, the inputs {channels}")
         # On the device once: a copy from the host would make every forward wait for it.
         mean, std = self._tensors = (
             self._tensors[0].to(options.device, options.dtype),
@@ -130,6 +128,8 @@ class Network:
         How often it was run, for all weights.
     norms
         The module's BatchNorm layers.
+    seen
+        How the model is seen, so that another can be seen in the same way.
     products
         Gives a context in which products of float32 have the precision that was asked for.
     head_checked
@@ -168,6 +168,8 @@ class Network:
             if hasattr(config, "donated_buffer"):
                 config.donated_buffer = False
         self.norms = BatchNorms(self.model, self.options)
+        self.seen: dict[str, Any] = {"classes": classes, "mean": mean, "std": std}
+        self.seen |= {"precision": precision, "channels_last": channels_last}
         self.products = precisions.products(precision, first.device)
         self._lowered = precisions.lowered(precision, first.device)
         self.work = Work()
@@ -179,16 +181,6 @@ class Network:
     def select(self, spec: Spec) -> tuple[str, ...]:
         """The names of the parameters that a specification means, in the model's order."""
         return select(self.model, self.head_name, spec)
-
-    @functools.cached_property
-    def head_is_linear(self) -> bool:
-        """Whether the logits are W·f + b of the features as they are, for all classes, with W and b the head's own."""
-        head = self.model.get_submodule(self.head_name)
-        plain = type(head) is nn.Linear and "forward" not in vars(head) and self.classes is None
-        # A hook may change anything: weight_norm and spectral_norm make W anew in one.
-        hooks = head._forward_pre_hooks, head._forward_hooks, head._backward_pre_hooks, head._backward_hooks
-        own = {f"{self.head_name}.weight", f"{self.head_name}.bias"}
-        return plain and not any(hooks) and own.issuperset(self.select("head"))
 
     # -- running it ---------------------------------------------------------------------------------------------
 
@@ -211,7 +203,7 @@ class Network:
         count: int | None = None,
         keep: bool = True,
         first: First | None = None,
-        keeps_first: bool = False,
+        keeps: bool = False,
     ) -> Pass:
         """Run it once.
 
@@ -227,7 +219,7 @@ class Network:
             How many samples the batch has, where `inputs` are a share of it.
         keep
             Whether the batch's own statistics will be wanted.
-        first, keeps_first
+        first, keeps
             What the first layer gives for these inputs, where that is known, and whether to find out.
         """
         with contextlib.ExitStack() as stack:
@@ -241,7 +233,7 @@ class Network:
                 # The backward runs blocks of this replica again: until then it must stay as it is.
                 lease = layers.Lease(stack.pop_all().close)
                 replica.lease = weakref.ref(lease)
-            with replica.first.known(first, keeps_first) as kept:
+            with replica.first.known(first, keeps) as kept:
                 output = (self._call if self._spoils is False else self._call_with_care)(replica, inputs)
             features = replica.features
             replica.features = replica.lease = None

@@ -146,15 +146,6 @@ class Mode:
         """Let an exported module normalise by itself. Its layers, at least one, hold the source's statistics."""
 
 
-class SourceMode(Mode):
-    """The statistics that the layers came with."""
-
-    @contextlib.contextmanager
-    def set_up(self, norms: BatchNorms, count: int, running: Tensor | None, keep: bool) -> Iterator[Statistics | None]:
-        norms.bind(norms.buffers, training=False)
-        yield None
-
-
 class BatchMode(Mode):
     """Those of the batch at hand."""
 
@@ -284,25 +275,29 @@ class RenormMode(EmaMode):
 
 @dataclass(frozen=True)
 class FixedMode(Mode):
-    """The statistics of another forward: those of a late sample's own batch, say."""
+    """The statistics that the layers came with, or those of another forward: of a late sample's own batch, say."""
 
-    statistics: Statistics
+    statistics: Statistics | None = None
 
     @contextlib.contextmanager
-    def set_up(self, norms: BatchNorms, count: int, running: Tensor | None, keep: bool) -> Iterator[Statistics]:
-        values, batch = self.statistics.values, self.statistics.batch
-        pairs = norms.pairs(values.clone() if values.is_inference() else values)
+    def set_up(self, norms: BatchNorms, count: int, running: Tensor | None, keep: bool) -> Iterator[Statistics | None]:
+        used = self.statistics
+        if used is None:
+            norms.bind(norms.buffers, training=False)
+            yield None
+            return
+        pairs = norms.pairs(used.values.clone() if used.values.is_inference() else used.values)
         norms.bind(pairs, training=False)
+        times = 0 if used.batch is None else used.batch / count
 
         def rebias(index: int, norm: _BatchNorm, x: Tensor) -> None:
             # Late samples are normalised as in the batch that asked: the kernel left unbiased variances there. A layer
             # may see more rows than samples.
-            assert batch is not None
-            rows = batch / count * (x.numel() // x.shape[1])
+            rows = times * (x.numel() // x.shape[1])
             norm._buffers["running_var"] = pairs[index][1] * ((rows - 1) / rows)
 
-        with contextlib.nullcontext() if batch is None else norms.hooked(rebias):
-            yield self.statistics
+        with norms.hooked(rebias) if times else contextlib.nullcontext():
+            yield used
 
 
 def make_mode(name: str, prior: int, ema_weight: float) -> Mode:
@@ -312,7 +307,7 @@ def make_mode(name: str, prior: int, ema_weight: float) -> Mode:
     if prior < 0 or not 0 < ema_weight <= 1:
         raise errors.BadConfig(f"prior must be ≥ 0 and ema_weight in (0, 1], not {prior} and {ema_weight}")
     moving = {"mixed": MixedMode(prior), "ema": EmaMode(ema_weight), "renorm": RenormMode(ema_weight)}
-    return {"batch": BatchMode(), "source": SourceMode(), **moving}[name]
+    return {"batch": BatchMode(), "source": FixedMode(), **moving}[name]
 
 
 @contextlib.contextmanager

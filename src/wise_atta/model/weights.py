@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from wise_atta.model import checks
 from wise_atta.model.layout import Gradients, Layout, Spec, Version
 from wise_atta.model.network import Forward, Network, Pass
 from wise_atta.model.replica import copy_whole
-from wise_atta.model.statistics import FixedMode, Mode, SourceMode, Statistics, StatisticsMode, make_mode
+from wise_atta.model.statistics import FixedMode, Mode, Statistics, StatisticsMode, make_mode
 from wise_atta.stream import Inputs, leaves, size, tree_map
 
 
@@ -125,22 +126,19 @@ class Weights:
             raise errors.BadConfig(f"adapted tensors must share one dtype and device, found {sorted(map(str, kinds))}")
         return Layout(chosen, {name: self._parameters[name].shape for name in taken})
 
-    @property
+    @functools.cached_property
     def head_is_linear(self) -> bool:
         """Whether the logits are W·f + b of the features as they are, for all classes, with W and b the head's own."""
-        return self.network.head_is_linear
+        head = self.model.get_submodule(self.head_name)
+        plain = type(head) is nn.Linear and "forward" not in vars(head) and self.classes is None
+        # A hook may change anything: weight_norm and spectral_norm make W anew in one.
+        hooks = head._forward_pre_hooks, head._forward_hooks, head._backward_pre_hooks, head._backward_hooks
+        own = {f"{self.head_name}.weight", f"{self.head_name}.bias"}
+        return plain and not any(hooks) and own.issuperset(self.select("head"))
 
     def like(self, model: nn.Module, *, statistics: StatisticsMode) -> Weights:
         """Another model, seen as this one is: the same normalisation of inputs, the same subset of classes."""
-        own, pixels = self.network.options, self.network.pixels
-        network = Network(
-            model,
-            classes=None if self.classes is None else self.classes.tolist(),
-            mean=None if pixels is None else pixels.mean,
-            std=None if pixels is None else pixels.std,
-            precision=own.precision,
-            channels_last=own.channels_last,
-        )
+        network = Network(model, **self.network.seen)
         return Weights(network, statistics=statistics, prior=self.prior, ema_weight=self.ema_weight)
 
     # -- their values -------------------------------------------------------------------------------------------
@@ -301,33 +299,22 @@ class Weights:
         self.work.gradient_forwards += grad
         with torch.inference_mode(False), torch.set_grad_enabled(grad), self.network.products():
             inputs = tree_map(outside_inference_mode, inputs)
-            if beside is not None and beside.inputs is not inputs:
-                beside = None
+            same, first = (beside.logits, beside.first) if beside and beside.inputs is inputs else (None, None)
             if statistics is None and self._graphs is not None and self.network.head_checked:
-                same = None if beside is None else beside.logits
                 outputs = self._graphs.run(inputs, version.whole if grad else version.flat, running, grad, same)
                 if outputs is not None:
                     return _replayed(outputs, inputs, version, running)
-            mode = self.mode
-            if statistics is not None:
-                mode = FixedMode(statistics) if isinstance(statistics, Statistics) else SourceMode()
+            mode = self.mode if statistics is None else FixedMode(None if statistics == "source" else statistics)
+            tensors, keep = version.tensors, keep or self._always_keeps
             done = self.network.run(
-                self.replicas,
-                inputs,
-                version.tensors,
-                mode,
-                running,
-                count=count,
-                keep=keep or self._always_keeps,
-                first=None if beside is None else beside.first,
-                keeps_first=self.repeats,
+                self.replicas, inputs, tensors, mode, running, count=count, keep=keep, first=first, keeps=self.repeats
             )
         return Forward(inputs, done.logits, done.features, version, done.statistics, first=done.first)
 
     def _record(self, inputs: Inputs, tensors: dict[str, Tensor], running: Tensor | None, first: First | None) -> Pass:
         run, keeps = self.network.run, self.repeats
         with self.network.products():
-            return run(self.replicas, inputs, tensors, self.mode, running, first=first, keeps_first=keeps)
+            return run(self.replicas, inputs, tensors, self.mode, running, first=first, keeps=keeps)
 
     def head(self, features: Tensor, version: Version | None = None) -> Tensor:
         """Logits from features, with the head of a version (the live one if not given)."""
