@@ -24,7 +24,7 @@ _MIXED = (_BatchNorm, nn.LayerNorm)
 
 @dataclass(eq=False)
 class RunOptions:
-    """How replicas run, and where. Frozen tensors that must be converted for it are converted once, for all of them."""
+    """How replicas run, and where. `frozen` are converted tensors by the place that uses them, for all replicas."""
 
     device: torch.device
     dtype: torch.dtype
@@ -33,7 +33,7 @@ class RunOptions:
     compile: bool
     graphs: bool
     blocks: tuple[str, ...]
-    _frozen: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    frozen: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def quick(self) -> bool:
@@ -58,12 +58,6 @@ class RunOptions:
             return channels_last(tensor) if turn else tensor
 
         return convert
-
-    def frozen(self, place: str, tensor: Tensor, convert: Convert) -> Tensor:
-        """A frozen tensor as the layer at this place uses it."""
-        if place not in self._frozen:
-            self._frozen[place] = convert(tensor)
-        return self._frozen[place]
 
 
 class _Switch:

@@ -89,8 +89,8 @@ class Layout:
         return views
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """A new flat vector with these values; padding is zero."""
-        first = next(iter(tensors.values()))
+        """A new flat vector with the values of these, among others; padding is zero."""
+        first = tensors[next(iter(self.shapes), next(iter(tensors)))]
         flat = torch.zeros(self.total, dtype=first.dtype, device=first.device)
         for name, view in self.views(flat).items():
             view.copy_(tensors[name].detach())

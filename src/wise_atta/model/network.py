@@ -71,26 +71,22 @@ class Work:
 class Pixels:
     """(x − mean)/std of pictures in [0, 1], one number a channel."""
 
-    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, mean: Sequence[float], std: Sequence[float], options: RunOptions) -> None:
         if len(mean) != len(std) or min(std, default=0) <= 0:
             raise errors.BadConfig(f"mean and std need one number a channel, std above 0, not {mean} and {std}")
-        self._tensors = torch.tensor(mean), torch.tensor(std)
+        # On the device once: a copy from the host would make every forward wait for it.
+        self._mean, self._std = (torch.tensor(values).to(options.device, options.dtype) for values in (mean, std))
 
-    def __call__(self, inputs: Inputs, options: RunOptions) -> Tensor:
+    def __call__(self, inputs: Inputs) -> Tensor:
         if not isinstance(inputs, Tensor):
             raise errors.BadConfig("mean and std apply to a single tensor of pictures, not to a tree of tensors")
         if not inputs.is_floating_point():
             raise errors.BadInput(f"mean and std apply to numbers in [0, 1], not to {inputs.dtype}: convert the inputs")
         channels = inputs.shape[1] if inputs.dim() > 1 else 0
-        if len(self._tensors[0]) not in (1, channels):
-            raise errors.BadInput(f"mean and std have {len(self._tensors[0])} channels, the inputs {channels}")
-        # On the device once: a copy from the host would make every forward wait for it.
-        mean, std = self._tensors = (
-            self._tensors[0].to(options.device, options.dtype),
-            self._tensors[1].to(options.device, options.dtype),
-        )
+        if len(self._mean) not in (1, channels):
+            raise errors.BadInput(f"mean and std have {len(self._mean)} channels, the inputs {channels}")
         shape = (1, -1, *[1] * (inputs.dim() - 2))
-        return (inputs - mean.to(inputs).view(shape)) / std.to(inputs).view(shape)
+        return (inputs - self._mean.to(inputs).view(shape)) / self._std.to(inputs).view(shape)
 
 
 class Network:
@@ -153,7 +149,6 @@ class Network:
     ) -> None:
         if (mean is None) != (std is None):
             raise errors.BadConfig("give both mean and std, or neither")
-        self.pixels = None if mean is None or std is None else Pixels(mean, std)
         self.classes = self._columns = checks.check_classes(classes)
         self.model = checks.check_module(model)
         self.head_name = checks.check_head(self.model, head)
@@ -161,6 +156,7 @@ class Network:
         blocks = layers.check_blocks(self.model, checkpointing)
         self.options = RunOptions(first.device, first.dtype, precision, channels_last, compile, graphs, blocks)
         checks.check_options(self.options)
+        self._pixels = None if mean is None or std is None else Pixels(mean, std, self.options)
         if compile:
             from torch._functorch import config
 
@@ -262,8 +258,8 @@ class Network:
         return self._call_with_care(replica, inputs)
 
     def _call(self, replica: Replica, inputs: Inputs) -> Tensor:
-        if self.pixels is not None:
-            inputs = self.pixels(inputs, self.options)
+        if self._pixels is not None:
+            inputs = self._pixels(inputs)
         if self.options.precision == "bf16":
             inputs = tree_map(lambda leaf: leaf.bfloat16() if leaf.is_floating_point() else leaf, inputs)
         if self.options.channels_last:

@@ -56,8 +56,10 @@ class Replica:
                     self.places.append((module._parameters, key, name, convert))
                 elif convert is not None:
                     # By place, not by name: a tied tensor may be needed in two precisions.
-                    narrow = options.frozen(f"{path}.{key}", parameter.data, convert)
-                    module._parameters[key] = nn.Parameter(narrow, requires_grad=False)
+                    place = f"{path}.{key}"
+                    if place not in options.frozen:
+                        options.frozen[place] = convert(parameter.data)
+                    module._parameters[key] = nn.Parameter(options.frozen[place], requires_grad=False)
         self._set_up(modules, options)
 
     def _set_up(self, modules: Mapping[str, nn.Module], options: RunOptions) -> None:

@@ -116,8 +116,7 @@ class Weights:
         self._graphs = Graphs(self._record, self.layout.views) if options.graphs else None
 
     def _lay_out(self, groups: Mapping[str, Spec]) -> Layout:
-        taken: set[str] = set()
-        chosen: dict[str, tuple[str, ...]] = {}
+        taken, chosen = set[str](), dict[str, tuple[str, ...]]()
         for group, spec in groups.items():
             chosen[group] = tuple(name for name in self.select(spec) if name not in taken)
             taken.update(chosen[group])
@@ -145,9 +144,7 @@ class Weights:
 
     def source_flat(self) -> Tensor:
         """The source values of the adapted tensors, read from the user's module, as a new vector."""
-        if not self.layout.shapes:
-            return torch.zeros(0, dtype=self.dtype, device=self.device)
-        return self.layout.flatten({name: self._parameters[name] for name in self.layout.shapes})
+        return self.layout.flatten(self._parameters)
 
     def source(self) -> Version:
         """The adapted tensors as they were trained."""
