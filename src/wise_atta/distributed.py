@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from wise_atta import errors, how
 from wise_atta.loop import Adapter
 from wise_atta.model import Classifier, Forward, Statistics, Version, wide
-from wise_atta.model.statistics import BatchMode, BatchNorms, EmaMode, MixedMode
+from wise_atta.model.statistics import BatchMode, BatchNorms
 from wise_atta.prediction import Prediction
 from wise_atta.stream import Batch, Inputs, leaves
 from wise_atta.who import Answer, AnswerLike, Query, Questions
@@ -67,10 +67,7 @@ class Ranks:
 
     def gather_rows(self, tensor: Tensor, shares: Sequence[int]) -> Tensor:
         """The rows of all ranks one after the other, `shares` of them each."""
-        padded = tensor
-        if len(tensor) < max(shares):
-            padded = tensor.new_zeros(max(shares), *tensor.shape[1:])
-            padded[: len(tensor)] = tensor
+        padded = torch.cat([tensor, tensor.new_zeros(max(shares) - len(tensor), *tensor.shape[1:])])
         return torch.cat([part[:rows] for part, rows in zip(self.gather(padded), shares, strict=True)])
 
     def add(self, tensor: Tensor) -> Tensor:
@@ -185,13 +182,12 @@ class SharedClassifier(Classifier):
                 raise errors.BadConfig(f"{name} and group cannot be used together: leave one of them out")
         if options.get("statistics") == "renorm":
             raise errors.BadConfig("statistics='renorm' is not known over several processes: use 'batch' or 'ema'")
-        self.ranks = Ranks(group)
+        ranks = self.ranks = Ranks(group)
         super().__init__(model, **options)
         self._shares: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         if isinstance(self.mode, BatchMode):
-            self.mode = SharedBatchMode(self.ranks)
-        elif isinstance(self.mode, MixedMode | EmaMode):
-            self.mode = replace(self.mode, moments=lambda x: self.ranks.moments(wide(x.detach()))[:2])
+            self.mode = SharedBatchMode(ranks)
+        self.network.options.moments = lambda x: ranks.moments(wide(x.detach()))[:2]
 
     def check(self, inputs: Inputs) -> int:
         """Refuse a share that cannot be predicted on, in every process at once; otherwise the size of the batch."""

@@ -24,7 +24,11 @@ _MIXED = (_BatchNorm, nn.LayerNorm)
 
 @dataclass(eq=False)
 class RunOptions:
-    """How replicas run, and where. `frozen` are converted tensors by the place that uses them, for all replicas."""
+    """How replicas run, and where.
+
+    `frozen` are converted tensors by the place that uses them, for all replicas. `moments` gives mean and biased
+    variance of a BatchNorm layer's input, where they are not those of the input alone.
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -33,6 +37,7 @@ class RunOptions:
     compile: bool
     graphs: bool
     blocks: tuple[str, ...]
+    moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
     frozen: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property

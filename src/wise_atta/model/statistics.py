@@ -18,7 +18,6 @@ from wise_atta.engine.precision import RunOptions
 from wise_atta.stream import size
 
 StatisticsMode: TypeAlias = Literal["batch", "source", "mixed", "ema", "renorm"]
-Moments: TypeAlias = Callable[[Tensor], tuple[Tensor, Tensor]]
 Pairs: TypeAlias = list[tuple[Tensor, Tensor]]
 SetUp: TypeAlias = contextlib.AbstractContextManager["Statistics | None"]
 
@@ -66,6 +65,8 @@ class BatchNorms:
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and biased variance of a layer's input."""
+        if self.options.moments is not None:
+            return self.options.moments(x)
         known = quick.moments(x) if self.options.reorders else None
         return batch_moments(x) if known is None else known
 
@@ -179,13 +180,12 @@ class BatchMode(Mode):
 
 @dataclass(frozen=True)
 class MixedMode(Mode):
-    """The source's, counted as `prior` samples, beside the batch's. `moments` of a batch may be taken otherwise."""
+    """The source's, counted as `prior` samples, beside the batch's."""
 
     prior: int = 256
-    moments: Moments | None = None
 
     def set_up(self, norms: BatchNorms, count: int, running: Tensor | None, keep: bool) -> SetUp:
-        return _blended(norms, norms.source("mixed"), count / (count + self.prior), self.moments)
+        return _blended(norms, norms.source("mixed"), count / (count + self.prior))
 
     def export(self, module: nn.Module, layers: Sequence[_BatchNorm], running: Pairs | None) -> None:
         samples = Samples()
@@ -201,14 +201,13 @@ class EmaMode(Mode):
 
     moves = True
     weight: float = 0.1
-    moments: Moments | None = None
 
     def start(self, norms: BatchNorms) -> Tensor | None:
         return norms.source("ema") if norms.layers else None
 
     def set_up(self, norms: BatchNorms, count: int, running: Tensor | None, keep: bool) -> SetUp:
         assert running is not None
-        return _blended(norms, running, self.weight, self.moments)
+        return _blended(norms, running, self.weight)
 
     def commit(self, running: Tensor | None, used: Statistics) -> Tensor | None:
         if running is None or used.before is None:
@@ -311,15 +310,14 @@ def make_mode(name: str, prior: int, ema_weight: float) -> Mode:
 
 
 @contextlib.contextmanager
-def _blended(norms: BatchNorms, before: Tensor, weight: float, moments: Moments | None) -> Iterator[Statistics]:
+def _blended(norms: BatchNorms, before: Tensor, weight: float) -> Iterator[Statistics]:
     """Normalise by (1 − w)·before + w·batch, layer by layer. Gradients take the statistics as constants."""
-    moments = norms.moments if moments is None else moments
     used = before.clone()
     old, new = norms.pairs(before), norms.pairs(used)
 
     def blend(index: int, norm: _BatchNorm, x: Tensor) -> None:
         names = ("running_mean", "running_var")
-        for name, ours, own, place in zip(names, old[index], moments(x), new[index], strict=True):
+        for name, ours, own, place in zip(names, old[index], norms.moments(x), new[index], strict=True):
             # Tensors of their own: a layer that is called again must not write over what its first call saved.
             norm._buffers[name] = value = torch.lerp(ours, own.to(ours), weight)
             place.copy_(value)
