@@ -44,7 +44,7 @@ CELLS: dict[str, tuple[str, dict[str, Any], int | None]] = {
     "tent": ("tent", RATE, None),
     "roid": ("roid", RATE, None),
     "eatta": ("eatta", RATE, 0),
-    "wise, unlabelled": ("wise", {**WISE, "ratio": 0}, None),
+    "wise, unlabelled": ("wise", {**WISE, "ratio": 0}, 0),
     "wise, labelled": ("wise", {**WISE, "policy": "uniform", "ratio": 1}, 0),
     "wise, paced": ("wise", {**WISE, "ratio": 0.2}, 0),
     "wise, late": ("wise", {**WISE, "policy": "uniform", "ratio": 1}, 3),
