@@ -29,12 +29,12 @@ import torchvision
 
 import wise_atta as wa
 from wise_atta import methods, who
-from wise_atta.adapter import Adapter
 from wise_atta.bench.experiment import Experiment
 from wise_atta.bench.place import device_name
 from wise_atta.bench.record import Folder
 from wise_atta.bench.run import CHECKPOINT_SHARE, Built, Recorder, pick_device
 from wise_atta.data import from_iterable
+from wise_atta.loop import Adapter
 from wise_atta.stream import Batch
 
 # Batches that are cycled through; warm-up steps of each side.

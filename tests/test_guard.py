@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import wise_atta as wa
 from wise_atta import who
-from wise_atta.adapter import Step
+from wise_atta.prediction import Step
 from wise_atta.view import View
 
 CLASSES = 8

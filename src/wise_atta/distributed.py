@@ -12,10 +12,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -24,12 +23,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from wise_atta import errors
-from wise_atta.adapter import Adapter, Prediction, Step
 from wise_atta.how import (
     Balanced,
     Descend,
     Entropy,
-    Late,
     NoUpdate,
     PublishedTwoStep,
     ReliableEntropy,
@@ -37,9 +34,13 @@ from wise_atta.how import (
     TwoStep,
     Update,
 )
-from wise_atta.model import Classifier, Forward, Statistics, Version, _Replica, wide
+from wise_atta.loop import Adapter
+from wise_atta.model import Classifier, Forward, Statistics, Version, wide
+from wise_atta.model.batch_norms import BatchNorms
+from wise_atta.model.statistics import BatchMode, EmaMode, MixedMode
+from wise_atta.prediction import Prediction
 from wise_atta.stream import Batch, Inputs, leaves
-from wise_atta.who import Answered, AnswerLike, Query
+from wise_atta.who import Answer, AnswerLike, Query, Questions
 
 Group: TypeAlias = "dist.ProcessGroup | Literal['world']"
 
@@ -73,9 +74,9 @@ class Ranks:
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all ranks, in their order; all have one shape."""
-        found = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
-        dist.all_gather(found, tensor.contiguous(), group=self._group)
-        return found
+        parts = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        dist.all_gather(parts, tensor.contiguous(), group=self._group)
+        return parts
 
     def gather_rows(self, tensor: Tensor, shares: Sequence[int]) -> Tensor:
         """The rows of all ranks one after the other, `shares` of them each."""
@@ -92,21 +93,26 @@ class Ranks:
 
     def objects(self, value: Any) -> list[Any]:
         """What every rank brought, in their order."""
-        found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self._group)
-        return found
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
 
     def moments(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Mean and biased variance of every channel over the rows of all ranks, and how many rows those are."""
         var, mean = torch.var_mean(x, dim=_all_but_channels(x), correction=0)
         rows = mean.new_full((1,), x.numel() // x.shape[1])
-        said = torch.stack(self.gather(torch.cat([mean, var, rows])))
-        means, variances, counts = torch.split_with_sizes(said, [len(mean), len(mean), 1], dim=1)
+        shares = torch.stack(self.gather(torch.cat([mean, var, rows])))
+        means, variances, counts = torch.split_with_sizes(shares, [len(mean), len(mean), 1], dim=1)
         total = counts.sum()
         mean = (means * counts).sum(dim=0) / total
         # The spread inside the shares and that between them: exact, where E[x²] − E[x]² would cancel.
         var = ((variances + (means - mean).square()) * counts).sum(dim=0) / total
         return mean, var, total
+
+    def constant_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and biased variance over the rows of all ranks, outside the graph."""
+        mean, var, _ = self.moments(wide(x.detach()))
+        return mean, var
 
 
 def _all_but_channels(x: Tensor) -> list[int]:
@@ -200,7 +206,10 @@ class SharedClassifier(Classifier):
         self.ranks = Ranks(group)
         super().__init__(model, **options)
         self._shares: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-        self._total = 0
+        if isinstance(self.mode, BatchMode):
+            self.mode = SharedBatchMode(self.ranks)
+        elif isinstance(self.mode, MixedMode | EmaMode):
+            self.mode = replace(self.mode, moments=self.ranks.constant_moments)
 
     def check(self, inputs: Inputs) -> int:
         """Refuse a share that cannot be predicted on, in every process at once; otherwise the size of the batch."""
@@ -216,121 +225,151 @@ class SharedClassifier(Classifier):
             kinds = [(tuple(leaf.shape[1:]), str(leaf.dtype)) for leaf in leaves(inputs)]
             shapes = zlib.crc32(repr(kinds).encode())
         message = torch.tensor([rows, shapes], dtype=torch.long, device=self.device)
-        said = torch.stack(self.ranks.gather(message)).tolist()
-        shares = tuple(row[0] for row in said)
+        messages = torch.stack(self.ranks.gather(message)).tolist()
+        shares = tuple(row[0] for row in messages)
         if problem is not None:
             raise problem
         if 0 in shares:
             raise errors.BadInput(f"rank {shares.index(0)} has a share that cannot be predicted on: see its own error")
-        if len({row[1] for row in said}) > 1:
+        if len({row[1] for row in messages}) > 1:
             raise errors.BadInput("the ranks' shares of this batch differ in shape or dtype: cut one batch into shares")
         if sum(shares) == 1:
             super().check(inputs)
         self._shares[leaves(inputs)[0]] = shares
         return sum(shares)
 
-    def shares(self, inputs: Inputs) -> tuple[int, ...]:
-        """How many rows of the batch each rank has."""
-        shares: tuple[int, ...] = self._shares[leaves(inputs)[0]]
+    def send(self, numbers: Tensor) -> Callable[[], list[float]]:
+        """The numbers of all ranks: all is finite where it is so everywhere, the rest is the same in each."""
+        by_rank = torch.stack(self.ranks.gather(numbers)).tolist()
+        return lambda: [min(row[0] for row in by_rank), *by_rank[0][1:]]
+
+    def _shares_of(self, inputs: Inputs) -> tuple[int, ...] | None:
+        """How many rows of the batch each rank has; None for inputs that were not checked as a share."""
+        shares: tuple[int, ...] | None = self._shares.get(leaves(inputs)[0])  # type: ignore[no-untyped-call]
         return shares
+
+    def samples(self, inputs: Inputs) -> int:
+        """How many rows the batch has, over all ranks."""
+        shares = self._shares_of(inputs)
+        return super().samples(inputs) if shares is None else sum(shares)
 
     def own(self, inputs: Inputs) -> slice:
         """Where in the batch this rank's rows are."""
-        return _span(self.ranks.rank, self.shares(inputs))
+        return _span(self.ranks.rank, self._shares[leaves(inputs)[0]])
 
-    def forward(
-        self,
-        inputs: Inputs,
-        *,
-        version: Version | None = None,
-        statistics: Statistics | Literal["source"] | None = None,
-        running: Tensor | Literal["now"] | None = "now",
-        grad: bool = False,
-        keep: bool = True,
-        beside: Forward | None = None,
-    ) -> Forward:
-        """Run the network once: on this rank's share, or, where statistics are given, on inputs that all ranks have."""
-        if statistics is None:
-            return self.forward_share(inputs, version=version, running=running, grad=grad, beside=beside)
-        alone = super().forward(inputs, version=version, statistics=statistics, grad=grad)
-        # Every rank does the same, and gradients are summed: each counts for its part.
-        logits = alone.logits.detach().lerp(alone.logits, 1 / self.ranks.size) if grad else alone.logits
-        return replace(alone, logits=logits)
+    def forward(self, inputs: Inputs, **options: Any) -> Forward:
+        """Run the network on this rank's share, with logits and features of the whole batch.
 
-    def forward_share(
-        self,
-        inputs: Inputs,
-        *,
-        version: Version | None = None,
-        statistics: Literal["source"] | None = None,
-        running: Tensor | Literal["now"] | None = "now",
-        grad: bool = False,
-        beside: Forward | None = None,
-    ) -> Forward:
-        """Run the network on this rank's share; logits and features are those of the whole batch."""
-        shares = self.shares(inputs)
-        self._total = sum(shares)
-        part = super().forward(
-            inputs, version=version, statistics=statistics, running=running, grad=grad, beside=beside
-        )
-        self._shares[leaves(part.inputs)[0]] = shares
+        Inputs that were not checked as a share are those of all ranks, the samples of late labels for one.
+        """
+        own = super().forward(inputs, **options)
+        grad, shares = own.logits.requires_grad, self._shares_of(inputs)
+        if shares is None:
+            # Every rank does the same, and gradients are summed: each counts for its part.
+            logits = own.logits.detach().lerp(own.logits, 1 / self.ranks.size) if grad else own.logits
+            return replace(own, logits=logits)
+        self._shares[leaves(own.inputs)[0]] = shares
         with torch.inference_mode(False), torch.set_grad_enabled(grad):
-            logits: Tensor = _Gather.apply(part.logits, self.ranks, shares)
-        return replace(part, logits=logits, features=self.ranks.gather_rows(part.features.detach(), shares))
+            logits = _Gather.apply(own.logits, self.ranks, shares)
+        return replace(own, logits=logits, features=self.ranks.gather_rows(own.features.detach(), shares))
 
     def gradients(
-        self,
-        loss: Tensor,
-        version: Version,
-        groups: Sequence[str],
-        *,
-        slope: Tensor | None = None,
-        retain_graph: bool = False,
-        head: bool = False,
+        self, loss: Tensor, version: Version, groups: Sequence[str], *, head: bool = False, **options: Any
     ) -> dict[str, list[Tensor]]:
         """As for `Classifier`, of the loss over all ranks' rows: what every rank's own rows are due, summed."""
-        found = super().gradients(loss, version, groups, slope=slope, retain_graph=retain_graph, head=head)
-        grads = [grad for group in groups for grad in found[group]]
+        own = super().gradients(loss, version, groups, head=head, **options)
+        grads = [grad for group in groups for grad in own[group]]
         if not grads:
-            return found
+            return own
         flat = torch.cat([grad.flatten() for grad in grads])
         # The head's step starts from features that all ranks have, so each has the whole of its gradient already.
         total = self.ranks.add(flat / self.ranks.size if head else flat)
         summed = iter(torch.split_with_sizes(total, [grad.numel() for grad in grads]))
-        return {group: [next(summed).view_as(grad) for grad in found[group]] for group in groups}
+        return {group: [next(summed).view_as(grad) for grad in own[group]] for group in groups}
+
+
+@dataclass(frozen=True)
+class SharedBatchMode(BatchMode):
+    """The statistics of the batch over all ranks."""
+
+    ranks: Ranks
 
     @contextlib.contextmanager
-    def _normalising(
-        self,
-        replica: _Replica,
-        given: Statistics | Literal["source"] | None,
-        count: int,
-        running: Tensor | None,
-        keep: bool = True,
-    ) -> Iterator[Statistics | None]:
-        shared = given is None and bool(replica.norms)
-        if not shared or self.statistics != "batch":
-            with super()._normalising(replica, given, self._total if shared else count, running) as used:
-                yield used
-            return
-        scratch = self._scratch()
-        self._use(replica, scratch)
-        for norm in replica.norms:
+    def set_up(self, norms: BatchNorms, count: int, running: Tensor | None, keep: bool) -> Iterator[Statistics]:
+        scratch = norms.zeros()
+        norms.bind(norms.pairs(scratch), training=False)
+        for norm in norms.layers:
             norm.forward = functools.partial(_normalise, norm, self.ranks)  # type: ignore[method-assign]
         try:
-            yield Statistics(scratch, batch=self._total)
+            yield Statistics(scratch, batch=count)
         finally:
-            for norm in replica.norms:
+            for norm in norms.layers:
                 del norm.forward
-
-    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        mean, var, _ = self.ranks.moments(wide(x.detach()))
-        return mean, var
 
 
 def _normalise(norm: _BatchNorm, ranks: Ranks, x: Tensor) -> Tensor:
     out: Tensor = _Normalise.apply(x, norm.weight, norm.bias, norm, ranks)
     return out
+
+
+class SharedQuestions(Questions):
+    """Questions of a stream that is spread over the ranks of a group: an answer given to any of them reaches all.
+
+    Parameters
+    ----------
+    classifier
+        Whose batches they are about.
+    options
+        As for `Questions`.
+    """
+
+    def __init__(self, classifier: SharedClassifier, **options: Any) -> None:
+        super().__init__(**options)
+        self.classifier = classifier
+        self.ranks = classifier.ranks
+
+    def about(self, batch: Batch, number: int, rows: Sequence[int], logits: Tensor) -> list[Query]:
+        """The questions about these rows of the whole batch; each is made by the rank that has the sample."""
+        if not rows:
+            return []
+        own = self.classifier.own(batch.inputs)
+        problem: Exception | None = None
+        queries: list[Query] = []
+        try:
+            for row in rows:
+                if own.start <= row < own.stop:
+                    query = Query.of(batch, number, row - own.start, logits[own])
+                    queries.append(replace(query, id=f"{number}-{row}", index=row))
+        except errors.WiseAttaError as error:
+            problem = error
+        by_rank = self.ranks.objects((list(rows), queries, problem is not None))
+        if problem is not None:
+            raise problem
+        if any(failed for _, _, failed in by_rank):
+            raise errors.BadInput("another rank cannot ask about a sample of its share: see its own error")
+        if any(theirs != list(rows) for theirs, _, _ in by_rank):
+            raise errors.BadConfig("the ranks chose different samples: run all of them on devices of one kind")
+        by_row = {query.index: query for _, theirs, _ in by_rank for query in theirs}
+        return [by_row[row] for row in rows]
+
+    def read(self, answers: Mapping[str, AnswerLike]) -> dict[str, Answer]:
+        """The answers of all ranks."""
+        if self.classes is None:  # nothing was asked yet, in any rank
+            return super().read(answers)
+        merged: dict[str, AnswerLike] = {}
+        for theirs in self.ranks.objects(dict(answers)):
+            for query_id, answer in theirs.items():
+                before = merged.get(query_id)
+                if before is not None and answer is not None and _label(before) != _label(answer):
+                    raise errors.Conflict(f"two processes answer question {query_id!r} differently: ask once")
+                merged[query_id] = before if answer is None else answer
+        return super().read(merged)
+
+    def show(self, ids: Iterable[str]) -> None:
+        """Somebody has seen these questions, in any process."""
+        if self.classes is not None:
+            ids = [query_id for theirs in self.ranks.objects(list(ids)) for query_id in theirs]
+        super().show(ids)
 
 
 class SharedAdapter(Adapter):
@@ -345,20 +384,26 @@ class SharedAdapter(Adapter):
         Of the same model in every process.
     update, parts
         As for `Adapter`, and the same in every process.
+    questions
+        Of this classifier.
     """
 
     classifier: SharedClassifier
 
-    def __init__(self, classifier: SharedClassifier, update: Update, **parts: Any) -> None:
+    def __init__(
+        self, classifier: SharedClassifier, update: Update, *, questions: SharedQuestions | None = None, **parts: Any
+    ) -> None:
         _check_supported(update)
         if parts.get("guard") is not None:
             raise errors.BadConfig("guard and group cannot be used together: leave one of them out")
         self.ranks = classifier.ranks
-        self._agree(classifier, update, parts)
-        super().__init__(classifier, update, **parts)
-        self._asked: WeakKeyDictionary[Prediction, list[Query]] = WeakKeyDictionary()
+        questions = SharedQuestions(classifier) if questions is None else questions
+        self._agree(classifier, update, questions, parts)
+        super().__init__(classifier, update, questions=questions, **parts)
 
-    def _agree(self, classifier: SharedClassifier, update: Update, parts: Mapping[str, Any]) -> None:
+    def _agree(
+        self, classifier: SharedClassifier, update: Update, questions: Questions, parts: Mapping[str, Any]
+    ) -> None:
         """Refuse, in every process, to start with options that are not those of the others."""
         here = {
             "model": classifier.fingerprint(),
@@ -366,7 +411,9 @@ class SharedAdapter(Adapter):
             "prior": classifier.prior,
             "ema_weight": classifier.ema_weight,
             "update": _described(update),
-            **{name: _described(part) for name, part in parts.items() if name != "annotator"},
+            **{name: repr(getattr(questions, name)) for name in ("context", "late_weight", "late_limit")},
+            "expires_after": repr(questions.expires_after),
+            **{name: _described(part) for name, part in parts.items()},
         }
         for rank, there in enumerate(self.ranks.objects(here)):
             differ = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
@@ -376,8 +423,6 @@ class SharedAdapter(Adapter):
                     "all processes must adapt the same model in the same way"
                 )
 
-    # -- predict --------------------------------------------------------------------------------------------------
-
     def predict(self, x: Inputs | Batch, *, ask: bool = True, learn: bool = True) -> Prediction:
         """As for `Adapter`, of this rank's share of a batch: `logits` are of its samples, and so are `queries`.
 
@@ -386,7 +431,6 @@ class SharedAdapter(Adapter):
         batch = x if isinstance(x, Batch) else Batch(x)
         out = super().predict(batch, ask=ask, learn=learn)
         own = self.classifier.own(batch.inputs)
-        self._asked[out] = out.queries
         out.logits = out.logits[own]
         out.queries = [
             replace(query, index=query.index - own.start)
@@ -395,79 +439,9 @@ class SharedAdapter(Adapter):
         ]
         return out
 
-    def _send(self, numbers: Tensor) -> Callable[[], list[float]]:
-        said = torch.stack(self.ranks.gather(numbers)).tolist()
-        return lambda: [min(row[0] for row in said), *said[0][1:]]
 
-    def _questions(self, batch: Batch, number: int, rows: Sequence[int], logits: Tensor) -> list[Query]:
-        own = self.classifier.own(batch.inputs)
-        problem: Exception | None = None
-        found: list[Query] = []
-        try:
-            for row in rows:
-                if own.start <= row < own.stop:
-                    query = Query.of(batch, number, row - own.start, logits[own])
-                    found.append(replace(query, id=f"{number}-{row}", index=row))
-        except errors.WiseAttaError as error:
-            problem = error
-        if not rows:
-            return []
-        said = self.ranks.objects((list(rows), found, problem is not None))
-        if problem is not None:
-            raise problem
-        if any(failed for _, _, failed in said):
-            raise errors.BadInput("another rank cannot ask about a sample of its share: see its own error")
-        if any(theirs != list(rows) for theirs, _, _ in said):
-            raise errors.BadConfig("the ranks chose different samples: run all of them on devices of one kind")
-        by_row = {query.index: query for _, queries, _ in said for query in queries}
-        return [by_row[row] for row in rows]
-
-    def _answering(self, inputs: Inputs) -> Forward:
-        if self.shadow:
-            source = self.classifier.source()
-            return self.classifier.forward_share(inputs, version=source, statistics="source")
-        return super()._answering(inputs)
-
-    # -- learn ----------------------------------------------------------------------------------------------------
-
-    def _learn(self, out: Prediction, answers: Mapping[str, AnswerLike]) -> Step:
-        answers = self._gathered(answers)
-        own, out.queries = out.queries, self._asked.get(out, out.queries)
-        try:
-            return super()._learn(out, answers)
-        finally:
-            out.queries = own
-
-    def _late(self, item: Answered, forward: Forward) -> Late:
-        late = super()._late(item, forward)
-        # Given statistics say that all ranks have the sample; a net without BatchNorm takes none, whatever is given.
-        return replace(late, statistics="source") if late.statistics is None else late
-
-    def answer(self, answers: Mapping[str, AnswerLike]) -> None:
-        """Record answers of all processes, without a batch at hand."""
-        super().answer(self._gathered(answers))
-
-    def show(self, ids: Sequence[str]) -> None:
-        """Note that somebody has seen these questions, in any process."""
-        if self._desk is not None:
-            ids = [query_id for theirs in self.ranks.objects(list(ids)) for query_id in theirs]
-        super().show(ids)
-
-    def _gathered(self, answers: Mapping[str, AnswerLike]) -> dict[str, AnswerLike]:
-        if self._desk is None:
-            return dict(answers)
-        merged: dict[str, AnswerLike] = {}
-        for theirs in self.ranks.objects(dict(answers)):
-            for query_id, said in theirs.items():
-                before = merged.get(query_id)
-                if before is not None and said is not None and _label(before) != _label(said):
-                    raise errors.Conflict(f"two processes answer question {query_id!r} differently: ask once")
-                merged[query_id] = before if said is None else said
-        return merged
-
-
-def _label(said: AnswerLike) -> object:
-    return getattr(said, "label", said)
+def _label(answer: AnswerLike) -> object:
+    return getattr(answer, "label", answer)
 
 
 def _check_supported(update: Update) -> None:

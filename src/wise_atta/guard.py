@@ -13,7 +13,7 @@ from torch import Tensor
 from wise_atta import errors, signals
 from wise_atta.anchor import Anchor
 from wise_atta.how import Update
-from wise_atta.model import Classifier, Version
+from wise_atta.model import Version, Weights
 from wise_atta.stream import Inputs
 from wise_atta.view import View
 
@@ -116,7 +116,7 @@ class Guard:
         self.accuracy = accuracy
         self.trips = 0
 
-    def start(self, model: Classifier, update: Update, anchor: Anchor | None) -> None:
+    def start(self, model: Weights, update: Update, anchor: Anchor | None) -> None:
         """Take charge of a method whose tensors are at the source."""
         if hasattr(self, "model"):
             raise errors.BadConfig("this guard watches another adapter already: make one for each")

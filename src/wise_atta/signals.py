@@ -18,7 +18,12 @@ def entropy(logits: Tensor) -> Tensor:
     True
     """
     log_p = logits.log_softmax(dim=1)
-    return -(log_p.exp() * log_p).sum(dim=1)
+    return mean_surprise(log_p.exp(), log_p)
+
+
+def mean_surprise(p: Tensor, log_p: Tensor) -> Tensor:
+    """H = −Σ p·log p."""
+    return -(p * log_p).sum(dim=1)
 
 
 def entropy_threshold(classes: int, fraction: float = 0.4) -> float:
@@ -57,3 +62,21 @@ def all_finite(values: Tensor) -> Tensor:
 def cosine_to(mean_probs: Tensor, probs: Tensor) -> Tensor:
     """cos(p̄, p) of every row with one mean prediction [C]."""
     return torch.nn.functional.cosine_similarity(mean_probs.unsqueeze(0), probs, dim=1)
+
+
+def confident(entropy: Tensor, classes: int, below: float = 0.4) -> Tensor:
+    """True where H < E₀ = below·ln C.
+
+    >>> confident(torch.tensor([0.0, 0.9, 1.0]), classes=10).tolist()
+    [True, True, False]
+    """
+    return entropy.detach() < entropy_threshold(classes, below)
+
+
+def trust(entropy: Tensor, classes: int, below: float = 0.4) -> Tensor:
+    """exp(E₀ − H) with E₀ = below·ln C: the surer, the more a sample counts. A constant to autograd.
+
+    >>> trust(torch.tensor([0.0, entropy_threshold(10)]), classes=10)
+    tensor([2.5119, 1.0000])
+    """
+    return (entropy_threshold(classes, below) - entropy.detach()).exp()

@@ -1,4 +1,4 @@
-"""How does someone with a model start? One call."""
+"""`wise_atta.adapt`: one call around a model."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ from typing import Any
 from torch import nn
 
 from wise_atta import errors, methods
-from wise_atta.adapter import Adapter
-from wise_atta.distributed import SharedAdapter, SharedClassifier
+from wise_atta.distributed import SharedAdapter, SharedClassifier, SharedQuestions
 from wise_atta.guard import Guard
+from wise_atta.loop import Adapter
 from wise_atta.methods import Method
 from wise_atta.model import Classifier
+from wise_atta.who import Questions
 
 # How the network runs; see the guide on speed.
 FAST = ("precision", "channels_last", "compile", "graphs", "checkpointing")
 _CLASSIFIER = ("head", "classes", "mean", "std", "prior", "ema_weight", "statistics", *FAST)
-_ADAPTER = ("annotator", "context", "late_weight", "late_limit", "expires_after", "shadow", "guard")
+_QUESTIONS = ("annotator", "context", "late_weight", "late_limit", "expires_after")
+_ADAPTER = ("shadow", "guard")
 
 
 def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Adapter:
@@ -27,7 +29,7 @@ def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Ad
     model
         Any classifier. It is never changed.
     method
-        The name of a method, or one made by hand.
+        The name of a method, one made by hand, or ``"package.module:factory"``, a function that returns a `Method`.
     options
         Of four kinds, told apart by their names:
 
@@ -53,6 +55,7 @@ def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Ad
     wrapper = {name: options.pop(name) for name in _ADAPTER if name in options}
     if isinstance(wrapper.get("guard"), bool):
         wrapper["guard"] = Guard() if wrapper["guard"] else None
+    asked = {name: options.pop(name) for name in _QUESTIONS if name in options}
     seen = {name: options.pop(name) for name in _CLASSIFIER if name in options}
     if isinstance(method, str):
         method = methods.get(method, **options)
@@ -69,5 +72,6 @@ def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Ad
     }
     if group is not None:
         shared = SharedClassifier(model, group=group, adapt=method.update.adapts, **seen)
-        return SharedAdapter(shared, method.update, **parts)
-    return Adapter(Classifier(model, adapt=method.update.adapts, **seen), method.update, **parts)
+        return SharedAdapter(shared, method.update, questions=SharedQuestions(shared, **asked), **parts)
+    classifier = Classifier(model, adapt=method.update.adapts, **seen)
+    return Adapter(classifier, method.update, questions=Questions(**asked), **parts)

@@ -21,8 +21,8 @@ from PIL import Image
 from wise_atta import errors, rng, who
 from wise_atta.bench import run as runs
 from wise_atta.bench.experiment import Experiment
-from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.record import Folder, read_json, read_parquet, unpack_bits, unpack_numbers
+from wise_atta.bench.stream_cache import CachedStream, StreamCache
 from wise_atta.bench.table import rows
 from wise_atta.bench.verify import verify
 from wise_atta.data import models, open_stream, train
@@ -120,13 +120,15 @@ def test_an_interrupted_run_ends_with_the_same_numbers(tmp_path: Path, method: s
 def test_the_card_holds_what_the_rows_say(whole: tuple[Path, dict[str, Any]]) -> None:
     folder, card = whole
     steps, queries, pictures = (read_parquet(folder / f"{name}.parquet") for name in ("steps", "queries", "pictures"))
-    found = card["results"]
-    assert len(steps) == found["batches"] == 12
-    assert 100 * sum(row["wrong"] for row in steps) / 96 == pytest.approx(found["error"])
-    assert sum(row["asked"] for row in steps) == len(queries) == found["labels_spent"] <= found["labels_allowed"] == 6
+    on_card = card["results"]
+    assert len(steps) == on_card["batches"] == 12
+    assert 100 * sum(row["wrong"] for row in steps) / 96 == pytest.approx(on_card["error"])
+    assert (
+        sum(row["asked"] for row in steps) == len(queries) == on_card["labels_spent"] <= on_card["labels_allowed"] == 6
+    )
     assert all(row["spent"] <= row["batch"] * 0.5 for row in steps)
-    assert sum(row["forwards"] for row in steps) == found["forwards"]
-    assert sum(row["backwards"] for row in steps) == found["backwards"]
+    assert sum(row["forwards"] for row in steps) == on_card["forwards"]
+    assert sum(row["backwards"] for row in steps) == on_card["backwards"]
     assert {row["delay"] for row in steps} == {None, 2.0}, "answers came two batches late, or none came"
     assert all((row["delay"] is not None) == (row["learned"] > 0) for row in steps)
     assert [row["loss"] for row in steps] == [row["loss_sup"] for row in steps], "this network is never certain"
@@ -134,9 +136,9 @@ def test_the_card_holds_what_the_rows_say(whole: tuple[Path, dict[str, Any]]) ->
     assert all((row["drift"] is not None) == (row["asked"] > 0) and row["entropy"] > 0 for row in steps)
     never = [row for row in pictures if not row["asked"]]
     assert 100 * sum(row["wrong"] for row in never) / sum(row["seen"] for row in never) == pytest.approx(
-        found["error_never_asked"]
+        on_card["error_never_asked"]
     )
-    assert read_json(folder / "card.json")["results"] == found
+    assert read_json(folder / "card.json")["results"] == on_card
 
 
 def test_where_every_picture_was_asked_for_the_card_has_no_number_for_others(tmp_path: Path) -> None:
@@ -152,12 +154,12 @@ def test_the_card_keeps_the_first_batch_s_logits_through_an_interruption(
 ) -> None:
     built = runs.build(ONE)
     logits = built.adapter.predict(next(iter(built.stream))).logits
-    found = whole[1]["first_batch"]
-    assert found["shape"] == [8, 10]
-    assert torch.allclose(torch.tensor(found["logits"]), logits, atol=1e-5)
+    first = whole[1]["first_batch"]
+    assert first["shape"] == [8, 10]
+    assert torch.allclose(torch.tensor(first["logits"]), logits, atol=1e-5)
     with pytest.raises(Stopped):
         runs.run(ONE, tmp_path, checkpoint=4, progress=stop_at(6))
-    assert runs.run(ONE, tmp_path, checkpoint=4)["first_batch"] == found
+    assert runs.run(ONE, tmp_path, checkpoint=4)["first_batch"] == first
 
 
 def test_a_run_that_goes_on_with_other_threads_promises_no_digits(tmp_path: Path) -> None:
@@ -170,8 +172,8 @@ def test_a_run_that_goes_on_with_other_threads_promises_no_digits(tmp_path: Path
     finally:
         torch.set_num_threads(before)
     assert card["provenance"]["excepted"] == ["a move to another place while it ran"]
-    found = verify(card)
-    assert not found.exact and "excepts a move" in str(found)
+    verdict = verify(card)
+    assert not verdict.exact and "excepts a move" in str(verdict)
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -207,9 +209,9 @@ def test_a_run_does_not_go_on_with_other_pictures(tmp_path: Path, classes: list[
     with pytest.raises(Stopped):
         data = picture_tree(tmp_path / "then", ["ant", "bee"])
         runs.run(one, tmp_path / "run", data=data, checkpoint=2, progress=stop_at(3))
-    data, shelf = picture_tree(tmp_path / "now", classes, first=8), Shelf() if held else None
+    data, cache = picture_tree(tmp_path / "now", classes, first=8), StreamCache() if held else None
     with pytest.raises(errors.DataError, match=f"begun with others: the {words} here are others"):
-        runs.run(one, tmp_path / "run", data=data, shelf=shelf)
+        runs.run(one, tmp_path / "run", data=data, cache=cache)
 
 
 def test_a_run_goes_on_with_its_own_teacher_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,12 +234,12 @@ def test_a_run_goes_on_with_its_own_teacher_alone(tmp_path: Path, monkeypatch: p
 def test_checkpoints_are_made_as_often_as_their_share_of_the_time_allows(
     tmp_path: Path, share: float, made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
+    batches = []
     monkeypatch.setattr(runs, "_CHECKPOINT", 2)
     monkeypatch.setattr(runs, "CHECKPOINT_SHARE", share)
-    monkeypatch.setattr(Folder, "checkpoint", lambda self, state: found.append(state["batch"]))
+    monkeypatch.setattr(Folder, "checkpoint", lambda self, state: batches.append(state["batch"]))
     card = runs.run(ONE, tmp_path)
-    assert found[: len(made)] == made and len(found) == (1 if share == 0 else card["results"]["batches"] // 2)
+    assert batches[: len(made)] == made and len(batches) == (1 if share == 0 else card["results"]["batches"] // 2)
 
 
 def test_a_card_runs_again_to_the_same_numbers(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
@@ -246,15 +248,15 @@ def test_a_card_runs_again_to_the_same_numbers(whole: tuple[Path, dict[str, Any]
 
 
 def test_a_stream_held_in_memory_gives_the_same_numbers(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    shelf = Shelf(1)
+    cache = StreamCache(1)
     for name in ("first", "second"):
-        assert results(runs.run(ONE, tmp_path / name, shelf=shelf)) == results(whole[1])
+        assert results(runs.run(ONE, tmp_path / name, cache=cache)) == results(whole[1])
 
 
 def test_a_stream_held_in_memory_gives_the_same_bits_in_the_same_layout() -> None:
     stream, _ = open_stream(ONE.spec())
     assert isinstance(stream, PictureStream)
-    for read, held in zip(stream, Held(stream), strict=True):
+    for read, held in zip(stream, CachedStream(stream), strict=True):
         assert isinstance(read.inputs, torch.Tensor) and isinstance(held.inputs, torch.Tensor)
         assert torch.equal(read.inputs, held.inputs)
         assert read.inputs.stride() == held.inputs.stride(), "kernels, and so last bits, are chosen by strides"
@@ -262,11 +264,11 @@ def test_a_stream_held_in_memory_gives_the_same_bits_in_the_same_layout() -> Non
 
 
 def test_streams_of_two_data_folders_are_held_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf, spec = Shelf(), PICTURES.spec()
+    cache, spec = StreamCache(), PICTURES.spec()
     roots = [picture_tree(tmp_path / str(first), ["ant", "bee"], first=first) for first in (0, 8)]
 
     def held(root: Path | None) -> str:
-        return str(shelf.open(spec, root, device=torch.device("cpu"), workers=0)[0].describe()["pixels"])
+        return str(cache.open(spec, root, device=torch.device("cpu"), workers=0)[0].describe()["pixels"])
 
     first, second = (held(root) for root in roots)
     assert first != second and first == held(tmp_path / "8" / ".." / "0")
@@ -280,14 +282,14 @@ def test_a_finished_run_is_not_repeated(whole: tuple[Path, dict[str, Any]]) -> N
 
 
 def test_a_run_that_another_finished_meanwhile_is_not_repeated(tmp_path: Path) -> None:
-    class Slow(Shelf):
+    class Slow(StreamCache):
         """Takes so long to open the stream that another has run it by then."""
 
         def open(self, *args: Any, **options: Any) -> Any:
             runs.run(ONE, tmp_path)
             return super().open(*args, **options)
 
-    card = runs.run(ONE, tmp_path, shelf=Slow(), progress=stop_at(1))
+    card = runs.run(ONE, tmp_path, cache=Slow(), progress=stop_at(1))
     assert card == read_json(tmp_path / "card.json")
     assert not (tmp_path / "steps.jsonl").exists(), "a finished folder is left as it is"
 
@@ -381,9 +383,9 @@ def test_classes_are_matched_by_name_as_in_evaluate(
     assert all(order[label] == Path(truth.where(sample)).parent.name for sample, label in asked.truth.items())
     for batch in asked.stream:
         asked.adapter.step(batch)
-    found = runs.run(PICTURES, tmp_path / "run", data=root)["results"]["error"]
+    error = runs.run(PICTURES, tmp_path / "run", data=root)["results"]["error"]
     (decoded,) = train.read(root / "set", model)
-    assert found == 100 * train.evaluate(model, decoded)["error"]
+    assert error == 100 * train.evaluate(model, decoded)["error"]
 
 
 def test_a_class_that_the_model_does_not_know_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,10 +424,10 @@ def frames() -> list[tuple[torch.Tensor, int, str]]:
 
 def test_the_ids_of_a_stream_of_one_s_own_are_its_pictures(tmp_path: Path) -> None:
     asks = {"data": "python:bench.test_run:frames", "stream": {"order": "sequential"}, "noise": 0.0, "delay": 0}
-    found = runs.run(Experiment.parse({**ONE.model_dump(), **asks}), tmp_path)["results"]
+    on_card = runs.run(Experiment.parse({**ONE.model_dump(), **asks}), tmp_path)["results"]
     pictures = read_parquet(tmp_path / "pictures.parquet")
     assert [row["picture"] for row in pictures] == [name for _, _, name in frames()]
-    assert found["samples_never_asked"] == 32 - found["labels_spent"] < 32
+    assert on_card["samples_never_asked"] == 32 - on_card["labels_spent"] < 32
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

@@ -94,7 +94,7 @@ def run(scenario: Scenario, rank: int | None = None, **options: Any) -> dict[str
 
 
 def refusal(method: str, **options: Any) -> str:
-    """What is said about options that cannot be."""
+    """The refusal of options that cannot be."""
     try:
         wa.adapt(nets.make(), method, group="world", **options)
     except wa.errors.WiseAttaError as error:
@@ -105,22 +105,22 @@ def refusal(method: str, **options: Any) -> str:
 def bad_share(rank: int) -> list[str]:
     """What each rank hears of shares that cannot be predicted on, and whether all go on afterwards."""
     adapter = wa.adapt(nets.make(), "tent", group="world")
-    good, said = nets.batch(n=8), []
+    good, messages = nets.batch(n=8), []
     wrong = {"empty": good[:0], "other type": good.float(), "other size": good[:, :, :4], "not finite": good / 0}
     for bad in wrong.values():
         try:
             adapter.predict(bad if rank else good)
-            said.append("nothing")
+            messages.append("nothing")
         except wa.errors.WiseAttaError as error:
-            said.append(f"{type(error).__name__}: {error}")
+            messages.append(f"{type(error).__name__}: {error}")
     adapter.learn(adapter.predict(good))
-    return said
+    return messages
 
 
 def main(rank: int, size: int, store: str, out: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-    found: dict[str, Any] = {name: run(one, rank, group="world") for name, one in SCENARIOS.items()}
-    found["refusals"] = {
+    results: dict[str, Any] = {name: run(one, rank, group="world") for name, one in SCENARIOS.items()}
+    results["refusals"] = {
         "other options": refusal("tent", lr=1e-3 * (1 + rank)),
         "other seed": refusal("wise", seed=rank),
         "roid": refusal("roid"),
@@ -129,8 +129,8 @@ def main(rank: int, size: int, store: str, out: str) -> None:
         "compile": refusal("tent", compile=True),
         "renorm": refusal("tent", statistics="renorm"),
     }
-    found["bad shares"] = bad_share(rank)
-    torch.save(found, out)
+    results["bad shares"] = bad_share(rank)
+    torch.save(results, out)
     dist.destroy_process_group()
 
 

@@ -47,7 +47,9 @@ BUILD: dict[str, Callable[[], Adapter]] = {
     "light": lambda: wise(only_selected=True, annotator=delayed(), statistics="mixed", utility="topk-drift"),
     "published": lambda: wise(preset="authors", length=LENGTH, entropy="filtered", annotator=delayed()),
     "text": lambda: wise("text", annotator=who.Delayed(who.Oracle(nets.truth), 3)),
-    "tabular, total": lambda: wise("tabular", annotator=delayed(), policy=when.BudgetPaced(0.5, total=5, credit=2)),
+    "tabular, total": lambda: wise(
+        "tabular", ratio=None, annotator=delayed(), policy=when.BudgetPaced(0.5, total=5, credit=2)
+    ),
     "adam": lambda: adapt(nets.make("tokens"), methods.tent(lr=0.01, optimizer="adam")),
 }
 

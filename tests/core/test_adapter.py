@@ -974,7 +974,7 @@ def test_options_find_their_part() -> None:
         anchor_momentum=0.5,
     )
     assert (adapter.classifier.prior, adapter.classifier.statistics, adapter.labels) == (3, "mixed", 2)
-    assert (adapter.context, adapter.expires_after, adapter.shadow) == ("source", 4, True)
+    assert (adapter.questions.context, adapter.questions.expires_after, adapter.shadow) == ("source", 4, True)
     assert "ratio=0.25, window=33" in repr(adapter.policy) and adapter.update.lr == 0.5
     assert adapter.anchor is not None and adapter.anchor.momentum == 0.5
 

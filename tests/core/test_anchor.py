@@ -14,8 +14,8 @@ from wise_atta import Adapter, Anchor, Classifier, adapt, errors, signals
 
 
 def asking(**options: object) -> Adapter:
-    given = {"ratio": 0.5, "policy": "uniform", "entropy": "all", "lr": 0.3, "head_lr": 0.2} | options
-    return adapt(nets.make(), "wise", **({"statistics": "batch"} | given))
+    chosen = {"ratio": 0.5, "policy": "uniform", "entropy": "all", "lr": 0.3, "head_lr": 0.2} | options
+    return adapt(nets.make(), "wise", **({"statistics": "batch"} | chosen))
 
 
 def play(adapter: Adapter, number: int) -> None:
@@ -24,7 +24,7 @@ def play(adapter: Adapter, number: int) -> None:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 1.0])
-def test_the_anchor_is_the_plain_moving_average_of_the_adapted_tensors(momentum: float) -> None:
+def test_the_anchor_is_the_moving_average_of_adapted_tensors(momentum: float) -> None:
     adapter = asking(anchor_momentum=momentum)
     names = list(adapter.classifier.layout.shapes)
     plain = {name: adapter.classifier.live.tensors[name].detach().clone() for name in names}
@@ -60,8 +60,8 @@ def test_the_anchor_keeps_one_vector_and_shares_the_rest() -> None:
     anchor.start(classifier.live)
     assert set(anchor.version.tensors) == set(classifier.layout.shapes)
     classifier.forward(nets.batch(), version=anchor.version)
-    assert len(classifier._free) == 1, "the anchor's forward takes no module of its own"
-    replica = classifier._free[0].module
+    assert len(classifier.replicas.free) == 1, "the anchor's forward takes no module of its own"
+    replica = classifier.replicas.free[0].module
     assert replica.conv1.weight.data_ptr() == net.conv1.weight.data_ptr()
     (kept,) = anchor.state_dict().values()
     assert kept.numel() == classifier.layout.total
@@ -101,7 +101,7 @@ def test_the_sample_asked_for_has_drifted_furthest_from_the_anchor() -> None:
         adapter.learn(out, {query.id: nets.truth(query) for query in out.queries})
 
 
-def test_in_the_first_batch_nothing_has_drifted_and_the_choice_is_random() -> None:
+def test_the_choice_in_the_first_batch_is_random() -> None:
     chosen = set()
     for seed in range(12):
         out = asking(ratio=1.0, seed=seed).predict(nets.batch())
@@ -122,7 +122,7 @@ def test_a_view_that_is_looked_at_later_sees_the_anchor_of_its_batch() -> None:
     assert torch.equal(out.view.drift, expected)
 
 
-def test_the_anchor_follows_once_a_batch_even_where_nothing_is_learned() -> None:
+def test_the_anchor_follows_once_a_batch_without_learning_too() -> None:
     adapter = asking(only_selected=True, ratio=0.5)
     assert adapter.anchor is not None
     flats = [adapter.anchor.state_dict()["flat"]]
@@ -134,7 +134,7 @@ def test_the_anchor_follows_once_a_batch_even_where_nothing_is_learned() -> None
     assert not torch.equal(flats[2], flats[3])
 
 
-def test_a_published_update_lets_the_anchor_follow_after_each_of_its_steps() -> None:
+def test_the_published_update_moves_the_anchor_after_each_step() -> None:
     adapter = asking(policy="paced", preset="authors", length=4, ratio=1.0)
     optimizer, reached = adapter.update.optimizer, []
     step = optimizer.step

@@ -126,7 +126,7 @@ def test_plain_inference_costs_one_forward_without_gradients_and_keeps_nothing()
     with Kernels() as kernels:
         out = adapter.predict(nets.batch(), ask=False, learn=False)
     assert kernels.forwards() == {PLAIN: 1}
-    assert out._forward is None and out._inputs is None
+    assert out._unlearned is None
 
 
 def test_a_shadow_costs_the_source_s_forward_on_top() -> None:

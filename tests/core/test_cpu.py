@@ -14,7 +14,8 @@ import torch
 from needs import missing
 from torch import Tensor, nn
 
-from wise_atta import adapt, fast
+from wise_atta import adapt
+from wise_atta.engine import memory, moments
 
 
 def pictures(*shape: int, shift: float = 0.0) -> Tensor:
@@ -25,20 +26,20 @@ def pictures(*shape: int, shift: float = 0.0) -> Tensor:
 @pytest.mark.parametrize("shift", [0.0, 1.0, 30.0, -3000.0])
 def test_moments_are_right_however_far_the_mean_is_from_zero(shape: tuple[int, ...], shift: float) -> None:
     x = pictures(*shape, shift=shift)
-    found = fast.moments(x)
-    assert found is not None
+    own = moments.moments(x)
+    assert own is not None
     dims = [0, *range(2, x.dim())]
     var, mean = torch.var_mean(x.double(), dims, correction=0)
-    torch.testing.assert_close(found[0].double(), mean, rtol=2e-7, atol=2e-7)
-    torch.testing.assert_close(found[1].double(), var, rtol=2e-6, atol=0)
+    torch.testing.assert_close(own[0].double(), mean, rtol=2e-7, atol=2e-7)
+    torch.testing.assert_close(own[1].double(), var, rtol=2e-6, atol=0)
 
 
 def test_a_channel_that_never_changes_has_no_variance() -> None:
     x = pictures(4, 3, 6, 6)
     x[:, 1] = 0.1
-    found = fast.moments(x)
-    assert found is not None and found[1][1].item() < 1e-12
-    assert found[1].min().item() >= 0
+    own = moments.moments(x)
+    assert own is not None and own[1][1].item() < 1e-12
+    assert own[1].min().item() >= 0
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def test_a_channel_that_never_changes_has_no_variance() -> None:
     ],
 )
 def test_what_torch_sums_well_itself_is_left_to_it(x: Tensor) -> None:
-    assert fast.moments(x) is None
+    assert moments.moments(x) is None
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -62,7 +63,7 @@ def test_a_quickened_layer_is_the_layer(affine: bool, momentum: float) -> None:
     if affine:
         nn.init.normal_(plain.weight, generator=torch.Generator().manual_seed(4))
     quick = copy.deepcopy(plain)
-    fast.quicken(quick)
+    moments.quicken(quick)
     results = []
     for norm in (plain, quick):
         x = pictures(8, 5, 12, 12, shift=0.5).requires_grad_(True)
@@ -86,19 +87,17 @@ class NormThenClip(nn.BatchNorm2d):
 
 
 @pytest.mark.parametrize("statistics", ["batch", "ema", "mixed"])
-def test_a_net_of_such_layers_agrees_with_the_plain_way_and_leaves_the_plain_way_alone(
-    statistics: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_net_of_such_layers_agrees_with_the_plain_way(statistics: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 8, 3), NormThenClip(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
     used: list[int] = []
-    whole: Callable[[Tensor], tuple[Tensor, Tensor] | None] = fast.moments
+    whole: Callable[[Tensor], tuple[Tensor, Tensor] | None] = moments.moments
 
     def counted(x: Tensor) -> tuple[Tensor, Tensor] | None:
         used.append(1)
         return whole(x)
 
-    monkeypatch.setattr(fast, "moments", counted)
+    monkeypatch.setattr(moments, "moments", counted)
     logits = {}
     for name, options in {"plain": {}, "quick": {"precision": "fp32"}}.items():
         used.clear()
@@ -124,12 +123,12 @@ batches = [torch.rand(32, 3, 64, 64) for _ in range(4)]
 
 def logits():
     adapter = wa.adapt(net, "wise", ratio=0.5, lr=0.01)
-    found = []
+    results = []
     for x in batches:
         out = adapter.predict(x)
         adapter.learn(out, {query.id: 0 for query in out.queries})
-        found += out.logits.flatten().tolist()
-    return found
+        results += out.logits.flatten().tolist()
+    return results
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -138,11 +137,11 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 def in_a_thread():
-    found = []
-    thread = threading.Thread(target=lambda: found.append(faults()))
+    results = []
+    thread = threading.Thread(target=lambda: results.append(faults()))
     thread.start()
     thread.join()
-    return found[0]
+    return results[0]
 
 seen = {"fresh": faults(), "logits before": logits(), "could": [wa.keep_memory(), wa.keep_memory()]}
 # Small things settle in what was freed, so the heap grows a few times more before all fits.
@@ -155,14 +154,14 @@ print(json.dumps(seen | {"kept": faults(), "kept in a thread": in_a_thread(), "l
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
     """What a process saw that kept its memory from some moment on."""
-    if fast._glibc() is None:
+    if memory._glibc() is None:
         if sys.platform == "linux":
             missing("this system's C library is not glibc")
         pytest.skip("only Linux has glibc")
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    results: dict[str, Any] = json.loads(done.stdout)
+    return results
 
 
 def test_a_process_that_keeps_memory_does_not_ask_for_it_again(seen: dict[str, Any]) -> None:
@@ -184,8 +183,8 @@ def test_where_there_is_no_glibc_nothing_is_done(monkeypatch: pytest.MonkeyPatch
     def unknown(name: str) -> str:
         raise ValueError("unrecognized configuration name")
 
-    monkeypatch.setattr(fast.os, "confstr", unknown, raising=False)
-    assert fast.keep_memory() is False
-    fast.release_memory()
-    monkeypatch.delattr(fast.os, "confstr")
-    assert fast.keep_memory() is False
+    monkeypatch.setattr(memory.os, "confstr", unknown, raising=False)
+    assert memory.keep_memory() is False
+    memory.release_memory()
+    monkeypatch.delattr(memory.os, "confstr")
+    assert memory.keep_memory() is False

@@ -26,8 +26,8 @@ def moved(inputs: Any, device: torch.device = DEVICE) -> Any:
 
 def wise(kind: str = "batch-norm", device: torch.device = DEVICE, **options: Any) -> Adapter:
     annotator = who.Delayed(who.Oracle(nets.truth), who.Between(0, 3))
-    given = {"ratio": 0.7, "policy": "uniform", "entropy": "all", "lr": 0.05, "annotator": annotator}
-    return adapt(nets.make(kind).to(device), "wise", **({"statistics": "batch"} | given | options))
+    chosen = {"ratio": 0.7, "policy": "uniform", "entropy": "all", "lr": 0.05, "annotator": annotator}
+    return adapt(nets.make(kind).to(device), "wise", **({"statistics": "batch"} | chosen | options))
 
 
 def run(adapter: Adapter, numbers: range, kind: str = "batch-norm") -> list[torch.Tensor]:
@@ -48,7 +48,7 @@ def test_a_run_on_the_device_agrees_with_one_on_the_cpu(kind: str, statistics: A
     assert same(look(on_device.classifier.model), before)
 
 
-def test_questions_and_states_are_on_the_cpu_and_resume_to_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_and_states_on_the_cpu_resume_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     # Otherwise cuDNN's gradients of float64 convolutions differ in their last bits from one call to the next.
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     adapter, resumed = wise(statistics="ema"), wise(statistics="ema")

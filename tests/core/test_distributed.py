@@ -29,11 +29,11 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         for rank, out in enumerate(outs)
     ]
     try:
-        said = [process.communicate(timeout=100)[1] for process in processes]
+        outputs = [process.communicate(timeout=100)[1] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0, 0], "\n".join(said)
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
     return [torch.load(out) for out in outs]
 
 
@@ -90,8 +90,8 @@ class TestTwoProcesses:
 
     def test_a_bad_share_is_an_error_in_both_and_they_go_on(self, both: list[dict[str, Any]]) -> None:
         good, bad = (rank["bad shares"] for rank in both)
-        assert [said.partition(":")[0] for said in bad] == ["BadInput", "BadInput", "BadInput", "NotFinite"]
-        assert [said.partition(":")[0] for said in good] == ["BadInput", "BadInput", "BadInput", "NotFinite"]
+        assert [message.partition(":")[0] for message in bad] == ["BadInput", "BadInput", "BadInput", "NotFinite"]
+        assert [message.partition(":")[0] for message in good] == ["BadInput", "BadInput", "BadInput", "NotFinite"]
         assert "rank 1 has a share that cannot be predicted on" in good[0]
 
 

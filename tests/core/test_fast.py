@@ -20,18 +20,19 @@ from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 
 from wise_atta import Adapter, adapt, errors, who
-from wise_atta.fast import straight
-from wise_atta.graphs import Graphs
-from wise_atta.how import Descend, Entropy, Labels, LikelihoodRatio
+from wise_atta.engine.ahead import Notes, Slopes, prepare
+from wise_atta.engine.graphs import Graphs
+from wise_atta.engine.precision import straight
+from wise_atta.how import Descend, Entropy, Labels, LikelihoodRatio, Sums
 from wise_atta.model import Classifier, Forward, Version
 from wise_atta.when import Always, BudgetPaced
 
 
 def make(method: str = "wise", kind: str = "batch-norm", **options: Any) -> Adapter:
-    given: dict[str, Any] = {"lr": 0.01, **METHODS[method]}
+    chosen: dict[str, Any] = {"lr": 0.01, **METHODS[method]}
     if method in ("eatta", "wise"):
-        given["annotator"] = who.Oracle(nets.truth)
-    return adapt(nets.make(kind, dtype=torch.float32), method, **(given | options))
+        chosen["annotator"] = who.Oracle(nets.truth)
+    return adapt(nets.make(kind, dtype=torch.float32), method, **(chosen | options))
 
 
 def play(adapter: Adapter, steps: int = 12, kind: str = "batch-norm", n: int = 8) -> list[Tensor]:
@@ -158,23 +159,23 @@ def test_a_tied_head_keeps_its_precision_under_bf16() -> None:
 
 def test_frozen_tensors_are_converted_once_for_all_replicas() -> None:
     classifier = make(precision="bf16", channels_last=True).classifier
-    first, second = classifier._new_replica(), classifier._new_replica()
+    first, second = classifier.replicas.make(), classifier.replicas.make()
     pairs = zip(first.module.named_parameters(), second.module.named_parameters(), strict=True)
     assert all(a.data_ptr() == b.data_ptr() for (name, a), (_, b) in pairs if name not in classifier.layout.shapes)
 
 
 @pytest.mark.parametrize("method", ["roid", "wise"])
-def test_one_kept_sample_is_normalised_by_its_batch_where_nothing_will_be_asked(method: str) -> None:
-    found = []
+def test_one_kept_sample_is_normalised_by_its_batch(method: str) -> None:
+    results = []
     for options in ({}, {"precision": "fp32"}, {"channels_last": True}):
         seen = LikelihoodRatio(augment=lambda inputs, generator: inputs + 0.1)
         chosen = {"objective": seen} if method == "wise" else {"augment": seen.augment}
         adapter, losses = make(method, "tabular", **chosen, **options), []
         adapter.on_step(lambda step, losses=losses: losses.append(dict(step.losses)))
         play(adapter, 4, "tabular", n=2)
-        found.append(losses)
-    torch.testing.assert_close(found[1], found[0])
-    torch.testing.assert_close(found[2], found[0])
+        results.append(losses)
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[0])
 
 
 # -- the slope ---------------------------------------------------------------------------------------------------------
@@ -182,21 +183,19 @@ def test_one_kept_sample_is_normalised_by_its_batch_where_nothing_will_be_asked(
 
 @pytest.mark.parametrize("below", [None, 0.4, 1e-9])
 @pytest.mark.parametrize("rows", [[], [0], [1, 3], [0, 1, 2, 3, 4, 5]])
-def test_the_prepared_loss_has_the_value_and_the_gradient_of_the_plain_one(
-    below: float | None, rows: list[int]
-) -> None:
+def test_the_prepared_loss_is_the_plain_one_with_its_gradient(below: float | None, rows: list[int]) -> None:
     logits = 3 * torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     objective, labels = Entropy(below), Labels(rows, [0] * len(rows))
-    model = Classifier(nets.make())
-    found = []
-    for prepared in (None, objective.prepare(logits)):
+    model, results = Classifier(nets.make()), []
+    prepared = prepare(objective, logits)
+    assert prepared is not None
+    prepared.kept = prepared.keep.tolist()
+    for notes in (None, Notes(prepared)):
         z = logits.clone().requires_grad_(True)
-        if prepared is not None:
-            prepared.kept = prepared.keep.tolist()
-        forward = Forward(logits, z, logits, Version(torch.zeros(0), model.layout), prepared=prepared)
-        loss = objective(model, forward, labels)
-        found.append((loss, None if loss is None else torch.autograd.grad(loss, z)[0]))
-    (loss, slope), (quick, quick_slope) = found
+        forward = Forward(logits, z, logits, Version(torch.zeros(0), model.layout), notes=notes)
+        loss = (notes or Sums)(model, objective, forward, labels).unlabelled()
+        results.append((None, None) if loss is None else (loss.value, torch.autograd.grad(loss.graph, z)[0]))
+    (loss, slope), (quick, quick_slope) = results
     if loss is None:
         assert quick is None
     else:
@@ -208,11 +207,15 @@ def test_the_slope_of_the_labels_is_the_gradient_of_their_loss() -> None:
     logits = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_(True)
     labels = Labels([4, 1], [2, 0], weights=[0.5, 2.0])
     (wanted,) = torch.autograd.grad(labels.loss(logits[labels.rows]), logits)
-    torch.testing.assert_close(torch.stack(labels.slopes(logits)), wanted[labels.rows])
+    model, objective = Classifier(nets.make()), Entropy()
+    forward = Forward(
+        logits, logits, logits, Version(torch.zeros(0), model.layout), notes=Notes(prepare(objective, logits.detach()))
+    )
+    torch.testing.assert_close(torch.stack(Slopes(model, objective, forward, labels)._slopes), wanted[labels.rows])
 
 
 @pytest.mark.parametrize("options", [{}, {"precision": "fp32"}])
-def test_where_only_labelled_samples_are_sure_norm_tensors_without_supervision_stay(options: dict[str, Any]) -> None:
+def test_norm_tensors_stay_where_only_labelled_samples_are_sure(options: dict[str, Any]) -> None:
     adapter = make(policy="always", labels=3, ratio=3.0, supervise_norm=False, annotator=None, **options)
     adapter.learn(adapter.predict(nets.batch(dtype=torch.float32)))
     norm = adapter.classifier.layout.slices["norm"]
@@ -223,14 +226,15 @@ def test_where_only_labelled_samples_are_sure_norm_tensors_without_supervision_s
     assert torch.equal(adapter.classifier.live.flat[norm], before)
 
 
-def test_a_rule_that_uses_no_labels_leaves_labelled_samples_out_the_fast_way_too() -> None:
-    found = []
+def test_a_rule_without_labels_leaves_labelled_samples_out() -> None:
+    results = []
     for options in ({}, {"precision": "fp32"}):
         update = Descend(Entropy(below=0.9), lr=0.1)
         classifier = Classifier(nets.make(dtype=torch.float32), adapt=update.adapts, **options)
-        found.append(Adapter(classifier, update, policy=Always(2), labels=2, annotator=who.Oracle(nets.truth)))
-    torch.testing.assert_close(play(found[1], 6, n=4), play(found[0], 6, n=4))
-    assert moved(found[0]) > 1e-3 and distance(*found) < 1e-5
+        questions = who.Questions(annotator=who.Oracle(nets.truth))
+        results.append(Adapter(classifier, update, policy=Always(2), labels=2, questions=questions))
+    torch.testing.assert_close(play(results[1], 6, n=4), play(results[0], 6, n=4))
+    assert moved(results[0]) > 1e-3 and distance(*results) < 1e-5
 
 
 @pytest.mark.parametrize("train_head", ["full", "bias", "none"])
@@ -269,12 +273,13 @@ HEADS: dict[str, Callable[[nn.Linear], nn.Module]] = {
 def test_a_head_that_is_more_than_a_product_learns_the_same(build: Callable[[nn.Linear], nn.Module]) -> None:
     torch.manual_seed(0)
     net = build(nn.Linear(8, nets.CLASSES)).eval()
-    found = [adapt(net, "wise", policy="always", lr=0.1, entropy="all", **fast) for fast in ({}, {"precision": "fp32"})]
-    for adapter in found:
+    ways: tuple[dict[str, Any], ...] = {}, {"precision": "fp32"}
+    results = [adapt(net, "wise", policy="always", lr=0.1, entropy="all", **way) for way in ways]
+    for adapter in results:
         for x in torch.randn(3, 6, 8, generator=torch.Generator().manual_seed(0)):
             out = adapter.predict(x)
             adapter.learn(out, {query.id: nets.truth(query) for query in out.queries})
-    assert moved(found[0]) > 1e-2 and distance(*found) < 1e-5
+    assert moved(results[0]) > 1e-2 and distance(*results) < 1e-5
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -304,15 +309,15 @@ class Told(BudgetPaced):
 
 def steps_of(adapter: Adapter, n: int = 4) -> list[tuple[int, int, int]]:
     """Forwards and backwards of each predict, and backwards of each learn."""
-    found = []
+    results = []
     for number in range(1, n + 1):
         before = adapter.classifier.work.forwards, adapter.classifier.work.backwards
         out = adapter.predict(nets.batch(number=number, dtype=torch.float32))
         between = adapter.classifier.work.forwards, adapter.classifier.work.backwards
         adapter.learn(out, {query.id: nets.truth(query) for query in out.queries})
         after = adapter.classifier.work.backwards
-        found.append((between[0] - before[0], between[1] - before[1], after - between[1]))
-    return found
+        results.append((between[0] - before[0], between[1] - before[1], after - between[1]))
+    return results
 
 
 ACTIVATIONS = [nn.Hardsigmoid, nn.Hardswish, nn.Hardtanh, nn.Mish, nn.ReLU6, nn.SiLU]
@@ -354,12 +359,12 @@ class Relies(nn.Module):
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations_in_place_copy_nothing_for_the_backward_where_nobody_can_tell(activation: type[nn.ReLU6]) -> None:
+def test_activations_in_place_copy_nothing_for_the_backward(activation: type[nn.ReLU6]) -> None:
     torch.manual_seed(0)
     net = Relies(activation).eval()
     x = torch.randn(6, 3, 8, 8)
     classifier = Classifier(net, statistics="batch")
-    with classifier._replica() as replica:
+    with classifier.replicas.take() as replica:
         seen: Any = replica.module.get_submodule("seen")
     with Kernels() as kernels:
         forward = classifier.forward(x, grad=True)
@@ -376,11 +381,11 @@ def test_activations_in_place_copy_nothing_for_the_backward_where_nobody_can_tel
     own = net(x)
     torch.testing.assert_close(own, forward.logits, rtol=0, atol=0)
     due = torch.autograd.grad(own.square().sum(), [norm.weight, norm.bias, net.own.weight, net.own.bias])
-    found = classifier.gradients(forward.logits.square().sum(), forward.version, ["adapted"])["adapted"]
-    assert all(torch.equal(grad, other) for grad, other in zip(found, due, strict=True))
+    gradients = classifier.gradients(forward.logits.square().sum(), forward.version, ["adapted"])["adapted"]
+    assert all(torch.equal(grad, other) for grad, other in zip(gradients, due, strict=True))
 
 
-def test_the_backward_of_a_batch_that_cannot_be_asked_about_begins_in_predict() -> None:
+def test_the_backward_begins_in_predict_where_nothing_is_asked() -> None:
     assert steps_of(make(policy="uniform", annotator=None, precision="fp32")) == [(1, 1, 0), (2, 0, 1)] * 2
     assert steps_of(make("tent", precision="fp32"), 2) == [(1, 1, 0)] * 2
     assert steps_of(make(policy="uniform", annotator=None), 2) == [(1, 0, 1), (2, 0, 1)], "the plain way waits"
@@ -412,29 +417,29 @@ def test_a_prediction_that_is_never_learned_has_changed_nothing() -> None:
     assert same(adapter.update.state_dict(), before)
 
 
-def test_a_policy_that_grants_what_it_did_not_foresee_costs_a_forward_and_nothing_else() -> None:
-    found = []
+def test_a_grant_that_was_not_foreseen_costs_one_forward() -> None:
+    results = []
     for options in ({}, {"precision": "fp32"}):
-        adapter = make(policy=Told(0.5), annotator=None, **options)
+        adapter = make(policy=Told(0.5), ratio=None, annotator=None, **options)
         Told.wishes[:] = [0, 1, 0, 1]
         steps_of(adapter)
         assert adapter.counts.learned == 2
-        found.append(adapter)
-    assert moved(found[0]) > 1e-3 and distance(*found) < 1e-5
+        results.append(adapter)
+    assert moved(results[0]) > 1e-3 and distance(*results) < 1e-5
 
 
 @pytest.mark.parametrize("selector", ["drift", "max-entropy", "margin", "random", "perturbation"])
 def test_a_batch_that_is_certain_to_be_asked_about_is_read_once(selector: str) -> None:
-    found = []
+    results = []
     for options in ({}, {"precision": "fp32"}):
         adapter, sent = make(policy="uniform", selector=selector, **options), []
-        plain = adapter._send
-        adapter._send = lambda numbers, plain=plain, sent=sent: sent.append(len(numbers)) or plain(numbers)  # type: ignore[method-assign]
+        plain = adapter.classifier.send
+        adapter.classifier.send = lambda numbers, plain=plain, sent=sent: sent.append(len(numbers)) or plain(numbers)  # type: ignore[method-assign]
         asked = []
         adapter.on_step(lambda step, asked=asked: asked.append(step.asked))
         play(adapter, 6)
-        found.append((asked, sent))
-    (asked, sent), (quick_asked, quick_sent) = found
+        results.append((asked, sent))
+    (asked, sent), (quick_asked, quick_sent) = results
     assert asked == quick_asked and sum(map(len, asked)) == 3, "the same questions"
     assert sent == [2] * 6 and quick_sent == [2 + 8, 2 + 8 + 8] * 3
 
@@ -469,8 +474,8 @@ class Block(nn.Module):
 
 
 def chain(method: str = "wise", **options: Any) -> Adapter:
-    given = METHODS[method] | {"lr": 0.01, "annotator": who.Oracle(nets.truth)}
-    return adapt(nets.trained(Chain, dtype=torch.float32), method, **(given | options))
+    chosen = METHODS[method] | {"lr": 0.01, "annotator": who.Oracle(nets.truth)}
+    return adapt(nets.trained(Chain, dtype=torch.float32), method, **(chosen | options))
 
 
 def kept(adapter: Adapter) -> int:
@@ -499,7 +504,7 @@ def test_recomputed_blocks_keep_a_fraction_of_the_activations() -> None:
     assert kept(chain(checkpointing=True)) < 0.3 * kept(chain())
 
 
-def test_a_replica_whose_blocks_will_run_again_is_nobody_elses_until_then() -> None:
+def test_a_replica_whose_blocks_will_run_again_is_kept_apart() -> None:
     adapter = chain(checkpointing=True)
     out = adapter.predict(nets.batch(dtype=torch.float32))
     for number in (2, 3):
@@ -510,7 +515,7 @@ def test_a_replica_whose_blocks_will_run_again_is_nobody_elses_until_then() -> N
     alone.learn(again, {query.id: nets.truth(query) for query in again.queries})
     assert distance(adapter, alone) == 0
     play(adapter, 6)
-    assert 1 <= len(adapter.classifier._free) <= 3, "leased ones come back, so that there are never many"
+    assert 1 <= len(adapter.classifier.replicas.free) <= 3, "leased ones come back, so that there are never many"
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -532,9 +537,7 @@ def test_what_cannot_be_done_is_refused_with_what_to_do(options: dict[str, Any],
 
 
 @pytest.mark.parametrize(("version", "old"), [("2.4.1+cu121", True), ("2.5.0", False), ("2.11.0", False)])
-def test_torch_that_takes_adapted_tensors_for_constants_compiles_nothing(
-    version: str, old: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_old_torch_compiles_nothing(version: str, old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", TorchVersion(version))
     with pytest.raises(errors.BadConfig, match="needs torch") if old else contextlib.nullcontext():
         make("tent", compile=True)
@@ -574,7 +577,7 @@ def test_a_net_is_compiled_where_nothing_but_torch_was_imported() -> None:
 
 
 class Noted:
-    """Stands in for what needs a GPU: which shapes were recorded, and which plan is in use."""
+    """Stands in for what needs a GPU: which shapes were recorded, and which recording is in use."""
 
     made: ClassVar[list[int]] = []
     busy = False
@@ -605,26 +608,26 @@ class Noted:
 def test_the_shape_that_comes_again_is_recorded(
     sizes: list[int], made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wise_atta.graphs.Plan", Noted)
+    monkeypatch.setattr("wise_atta.engine.graphs.Recording", Noted)
     monkeypatch.setattr(Noted, "made", [])
-    graphs = Graphs(lambda *given: None, lambda flat: {})
+    graphs = Graphs(lambda *arguments: None, lambda flat: {})
     ran = [graphs.run(torch.zeros(n, 2), torch.zeros(1), None, False) is not None for n in sizes]
     assert Noted.made == made
     assert ran[:2] == [False, False] and any(ran) == bool(made)
 
 
 def test_a_plan_beside_another_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("wise_atta.graphs.Plan", Noted)
+    monkeypatch.setattr("wise_atta.engine.graphs.Recording", Noted)
     monkeypatch.setattr(Noted, "made", [])
-    graphs = Graphs(lambda *given: None, lambda flat: {})
+    graphs = Graphs(lambda *arguments: None, lambda flat: {})
     flat = torch.zeros(1)
     for _ in range(3):
-        graphs._plan(torch.zeros(8, 2), flat, None, True, None)
-    first = graphs._plans["graph"][1]
+        graphs._recording(torch.zeros(8, 2), flat, None, True, None)
+    first = graphs._recordings["graph"][1]
     for _ in range(2):
-        graphs._plan(torch.zeros(8, 2), flat, None, False, first)
+        graphs._recording(torch.zeros(8, 2), flat, None, False, first)
     gone = weakref.ref(first)
     for _ in range(3):
-        graphs._plan(torch.zeros(4, 2), flat, None, True, None)
+        graphs._recording(torch.zeros(4, 2), flat, None, True, None)
     del first
-    assert Noted.made == [8, 4] and gone() is None, "the memory of a plan is not kept by who once read it"
+    assert Noted.made == [8, 4] and gone() is None, "the memory of a recording is not kept by who once read it"

@@ -19,10 +19,10 @@ pytestmark = [
 
 
 def make(method: str = "wise", kind: str = "batch-norm", **options: Any) -> Adapter:
-    given: dict[str, Any] = {"lr": 0.01, "precision": "fp32", **METHODS[method]}
+    chosen: dict[str, Any] = {"lr": 0.01, "precision": "fp32", **METHODS[method]}
     if method in ("eatta", "wise"):
-        given["annotator"] = who.Oracle(nets.truth)
-    return adapt(nets.make(kind, dtype=torch.float32).cuda(), method, **(given | options))
+        chosen["annotator"] = who.Oracle(nets.truth)
+    return adapt(nets.make(kind, dtype=torch.float32).cuda(), method, **(chosen | options))
 
 
 def play(adapter: Adapter, steps: int = 50, kind: str = "batch-norm") -> list[Tensor]:
@@ -48,7 +48,7 @@ def agree(plain: Adapter, fast: Adapter, kind: str = "batch-norm", steps: int = 
 def recorded(adapter: Adapter) -> list[str]:
     graphs = adapter.classifier._graphs
     assert graphs is not None
-    return sorted(graphs._plans)
+    return sorted(graphs._recordings)
 
 
 @pytest.mark.parametrize("kind", ["batch-norm", "tokens", "text"])
@@ -111,15 +111,15 @@ def test_a_question_keeps_its_sample_when_the_batch_is_overwritten(graphs: bool)
 
 
 def test_an_older_prediction_is_learned_from_a_forward_of_its_own() -> None:
-    found = []
+    results = []
     for options in ({}, {"graphs": True}):
         adapter = make(**options)
         play(adapter, 6)
         older, newer = (adapter.predict(batch("batch-norm", number)) for number in (6, 7))
         adapter.learn(older)
         adapter.learn(newer)
-        found.append(adapter.classifier.live.flat)
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-5)
+        results.append(adapter.classifier.live.flat)
+    torch.testing.assert_close(results[0], results[1], rtol=0, atol=1e-5)
 
 
 def test_a_state_saved_with_graphs_goes_on_without_them() -> None:

@@ -10,7 +10,7 @@ from core import nets
 from core.checks import same, saved
 
 from wise_atta import Adapter, Answer, adapt, errors, who
-from wise_atta.adapter import Prediction, Step
+from wise_atta.prediction import Prediction, Step
 from wise_atta.who import Counts
 
 

@@ -61,7 +61,7 @@ def pictures(n: int = 2) -> Tensor:
 # -- the head --------------------------------------------------------------------------------------------------------
 
 
-def test_the_head_of_a_library_net_is_found_and_its_features_come_with_the_logits(library: Any) -> None:
+def test_the_head_of_a_library_net_is_found_with_its_features(library: Any) -> None:
     net, head = library
     classifier = Classifier(net, statistics="source")
     assert classifier.head_name == head
@@ -91,7 +91,7 @@ def test_all_norm_layers_of_a_library_net_adapt_and_nothing_else(library: Any) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_head_of_a_small_net_is_found_and_its_features_come_with_the_logits(kind: str) -> None:
+def test_the_head_of_a_small_net_is_found_with_its_features(kind: str) -> None:
     net, x = nets.make(kind), nets.batch(kind)
     classifier = Classifier(net, statistics="source")
     assert classifier.head_name == nets.KINDS[kind].head
@@ -116,7 +116,7 @@ class TwoHeads(nn.Module):
         return self.real(input=x) + 0 * self.other(x)
 
 
-def test_a_head_that_does_not_give_the_logits_is_refused_and_the_message_names_those_that_might() -> None:
+def test_a_wrong_head_is_refused_with_the_names_that_might_do() -> None:
     net, x = nets.trained(TwoHeads), nets.batch("tabular")
     with pytest.raises(errors.HeadNotFound, match=r"'other' does not turn.*head='…'.*real, other"):
         adapt(net, "tent").predict(x)
@@ -377,7 +377,7 @@ def test_prior_and_weight_of_the_mixtures_can_be_chosen(prior: int, weight: floa
         torch.testing.assert_close(own.logits, slow(net, mode, prior=prior, weight=weight)(x), rtol=1e-10, atol=1e-10)
 
 
-def test_the_moving_average_takes_in_every_batch_though_two_were_predicted_before_the_first_was_learned() -> None:
+def test_the_moving_average_takes_in_two_batches_predicted_first() -> None:
     net = nets.make()
     classifier = Classifier(net, statistics="ema")
     first, second = (classifier.forward(nets.batch(number=number)) for number in (1, 2))
@@ -400,9 +400,7 @@ def average(forward: Any) -> Tensor:
 @pytest.mark.parametrize("kind", WITH_BATCH_NORM)
 @pytest.mark.parametrize("mode", ["batch", "mixed", "ema"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_late_sample_in_its_own_context_gets_the_logits_it_had_in_its_batch(
-    kind: str, mode: Any, dtype: torch.dtype
-) -> None:
+def test_a_late_sample_in_its_own_context_has_its_old_logits(kind: str, mode: Any, dtype: torch.dtype) -> None:
     classifier = Classifier(nets.make(kind, dtype=dtype), statistics=mode)
     asked = nets.batch(kind, 1, 4, dtype)
     forward = classifier.forward(asked)
@@ -431,7 +429,7 @@ def test_layers_that_keep_no_running_statistics_have_a_context_too(kind: str) ->
             Classifier(net, statistics=mode).forward(x)
 
 
-def test_a_late_sample_on_source_statistics_gets_what_the_user_s_net_says() -> None:
+def test_a_late_sample_on_source_statistics_is_as_in_the_module() -> None:
     net, x = nets.make(), nets.batch(n=1)
     assert torch.equal(Classifier(net).forward(x, statistics="source").logits, net(x))
 
@@ -457,7 +455,7 @@ def test_a_layer_may_be_called_several_times(mode: Any) -> None:
     assert not torch.equal(adapter.classifier.live.flat, adapter.classifier.source_flat())
 
 
-def test_a_layer_that_is_called_several_times_gives_a_late_sample_the_same_variance_each_time() -> None:
+def test_a_layer_called_again_gives_a_late_sample_one_variance() -> None:
     classifier = Classifier(nets.trained(Recurrent))
     used = classifier.forward(nets.batch("tabular")).statistics
     assert used is not None
@@ -483,7 +481,7 @@ class Sometimes(nn.Module):
 @pytest.mark.parametrize("mode", ["ema", "renorm"])
 def test_a_layer_that_was_left_out_keeps_its_average(mode: Any) -> None:
     classifier = Classifier(nets.trained(Sometimes), statistics=mode)
-    source = classifier._source_statistics()
+    source = classifier.network.norms.source(mode)
     for number in range(1, 4):
         classifier.commit(classifier.forward(nets.batch("tabular", number)).statistics)
     assert classifier.running is not None
@@ -493,7 +491,7 @@ def test_a_layer_that_was_left_out_keeps_its_average(mode: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["mixed", "ema", "source"])
 @pytest.mark.parametrize("kind", WITH_BATCH_NORM)
-def test_a_stream_of_single_samples_works_where_statistics_do_not_come_from_it_alone(kind: str, mode: Any) -> None:
+def test_single_samples_work_with_statistics_beyond_the_batch(kind: str, mode: Any) -> None:
     adapter = adapt(nets.make(kind), "tent", statistics=mode)
     for number in range(1, 6):
         out = adapter.predict(nets.batch(kind, number, 1))
@@ -632,7 +630,7 @@ class InPlace(nets.TabularNet):
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_a_net_that_writes_to_its_inputs_finds_them_as_they_were_each_time(grad: bool) -> None:
+def test_a_net_that_writes_to_its_inputs_finds_them_unchanged(grad: bool) -> None:
     net, x = nets.trained(InPlace), nets.batch("tabular")
     classifier, kept = Classifier(net, adapt="all", statistics="source"), x.clone()
     expected = net(x.clone())
@@ -653,7 +651,7 @@ class InPlaceByColumn(nets.TabularNet):
 
 
 @pytest.mark.parametrize("share", ["columns", "rows"])
-def test_a_net_that_writes_to_its_inputs_may_be_given_some_that_share_memory(share: str) -> None:
+def test_a_net_that_writes_to_inputs_may_take_expanded_ones(share: str) -> None:
     net = nets.trained(InPlaceByColumn)
     values, width = nets.batch("tabular")[:, 0].contiguous(), nets.batch("tabular").shape[1]
     x = values[:, None].expand(-1, width) if share == "columns" else values.unfold(0, width, 1)
@@ -661,7 +659,7 @@ def test_a_net_that_writes_to_its_inputs_may_be_given_some_that_share_memory(sha
     assert torch.equal(classifier.forward(x).logits, net(kept.clone())) and torch.equal(x, kept)
 
 
-def test_a_net_whose_layers_have_no_shape_yet_is_refused_with_what_to_do() -> None:
+def test_a_net_with_lazy_layers_is_refused_with_what_to_do() -> None:
     net = nn.Sequential(nn.LazyLinear(8), nn.LayerNorm(8), nn.Linear(8, 3))
     with pytest.raises(errors.BadConfig, match="run it once on a batch"):
         Classifier(net)
@@ -677,18 +675,18 @@ def test_a_net_that_cannot_be_copied_is_refused_with_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("mode", [*MODES, "renorm"])
-def test_layers_that_were_trained_in_several_processes_are_plain_ones_here(mode: Any) -> None:
+def test_synchronised_batch_norm_layers_run_as_plain_ones(mode: Any) -> None:
     net = nets.make()
     synchronised = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(net))
     before = look(synchronised)
-    found = []
+    results = []
     for each in (net, synchronised):
         adapter = adapt(each, "tent", statistics=mode, lr=0.1)
         for number in range(1, 4):
             out = adapter.predict(nets.batch(number=number))
             adapter.learn(out)
-        found.append(out.logits)
-    assert torch.equal(*found)
+        results.append(out.logits)
+    assert torch.equal(*results)
     assert same(look(synchronised), before)
 
 
@@ -733,7 +731,7 @@ class Recomputing(nn.Module):
         return self.fc(x)
 
 
-def test_a_net_that_recomputes_its_blocks_learns_the_same_or_is_told_what_to_do() -> None:
+def test_a_net_that_recomputes_blocks_itself_learns_or_is_told() -> None:
     def learned(net: nn.Module) -> Tensor:
         adapter = adapt(net, "wise", ratio=1.0, policy="uniform", entropy="all", lr=0.1)
         for number in range(1, 4):
@@ -777,15 +775,15 @@ class WithExtras(nets.BatchNormCnn):
 
 
 def replicas(classifier: Classifier) -> list[nn.Module]:
-    return [replica.module for replica in classifier._free]
+    return [replica.module for replica in classifier.replicas.free]
 
 
 def test_replicas_share_every_frozen_tensor() -> None:
     net = nets.trained(WithExtras)
     classifier = Classifier(net)
     gate = threading.Barrier(3)
-    wait = classifier._call
-    classifier._call = lambda *args: (gate.wait(), wait(*args))[1]  # type: ignore[method-assign]
+    wait = classifier.network._call
+    classifier.network._call = lambda *args: (gate.wait(), wait(*args))[1]  # type: ignore[method-assign]
     threads = [threading.Thread(target=classifier.forward, args=[nets.batch()]) for _ in range(3)]
     for thread in threads:
         thread.start()

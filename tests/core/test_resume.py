@@ -114,14 +114,15 @@ def test_a_signal_in_the_middle_of_a_call_cannot_save_half_of_it(call: str, monk
     before = signal.signal(signal.SIGUSR1, lambda *_: states.append(adapter.state_dict()))
     try:
         out = adapter.predict(nets.batch())
-        whole, part = (adapter._ask, "_ask") if call == "predict" else (adapter._settle, "_settle")
+        of, part = (adapter, "_ask") if call == "predict" else (adapter.update, "learn")
+        whole = getattr(of, part)
 
         def interrupted(*args: Any) -> Any:
             signal.raise_signal(signal.SIGUSR1)
             return whole(*args)
 
         with monkeypatch.context() as patch:
-            patch.setattr(adapter, part, interrupted)
+            patch.setattr(of, part, interrupted)
             with pytest.raises(errors.WiseAttaError, match="in the middle"):
                 adapter.predict(nets.batch()) if call == "predict" else adapter.learn(out)
         assert not states and adapter.policy.spent == adapter.counts.asked == adapter.number == 1

@@ -74,7 +74,7 @@ def adapters(net: nn.Module) -> tuple[Adapter, Adapter]:
     return adapt(net, "tent", lr=0.01), adapt(net, "wise", ratio=0.2, lr=0.01, entropy="all")
 
 
-def test_two_adapters_and_the_bare_model_in_three_threads_give_the_serial_outputs() -> None:
+def test_two_adapters_and_the_bare_model_in_threads_are_serial() -> None:
     alone = nets.make("tabular")
     tent, wise = adapters(alone)
     serial = [bare(alone), adapting(tent), adapting(wise)]
@@ -88,7 +88,7 @@ def test_two_adapters_and_the_bare_model_in_three_threads_give_the_serial_output
     assert same(look(shared), before)
 
 
-def test_inference_while_another_thread_learns_sees_one_published_version_at_a_time() -> None:
+def test_inference_during_learning_sees_one_version_at_a_time() -> None:
     adapter = adapt(nets.make("tabular"), "wise", ratio=1.0, policy="uniform", lr=0.05, entropy="all")
     x = nets.batch("tabular", 50, n=4)
     versions = [adapter.classifier.live]
@@ -138,7 +138,7 @@ def test_inference_in_several_threads_gives_the_serial_outputs() -> None:
         assert same(own, serial)
 
 
-def test_learning_from_two_threads_takes_every_step_one_after_the_other() -> None:
+def test_learning_from_two_threads_takes_one_step_at_a_time() -> None:
     adapter = adapt(nets.make("tabular"), "wise", ratio=1.0, policy="uniform", lr=0.01, entropy="all")
 
     def learn() -> list[int]:

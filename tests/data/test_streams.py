@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.utils.data import IterableDataset
 
 from wise_atta import errors, rng
 from wise_atta.data import StreamSpec, from_iterable, open_stream
+from wise_atta.data.arrangement import ORDERS, arrange, correlate
 from wise_atta.data.streams import PictureStream
-from wise_atta.stream import ORDERS, Batch, arrange, correlate
+from wise_atta.stream import Batch
 
 SPECS = [
     StreamSpec(data="tree:tree+c", batch=5, limit=6, domains=("fog", "gaussian_noise")),
@@ -115,11 +115,11 @@ def test_a_sample_looks_the_same_in_any_stream(root: Path) -> None:
     """Its pixels depend on the sample and the seed, not on the batch, the protocol or the other domains."""
 
     def pixels(spec: StreamSpec) -> dict[str, torch.Tensor]:
-        found = {}
+        by_id = {}
         for batch in open_stream(spec, root)[0]:
             assert isinstance(batch.inputs, torch.Tensor)
-            found.update(zip(batch.ids or (), batch.inputs, strict=True))
-        return found
+            by_id.update(zip(batch.ids or (), batch.inputs, strict=True))
+        return by_id
 
     alone = pixels(StreamSpec(data="tree:tree+c", domains=("snow",), batch=1))
     mixed = pixels(StreamSpec(data="tree:tree+c", domains=("snow", "fog"), protocol="mixed", batch=7))
@@ -284,7 +284,7 @@ def test_every_sample_arrives_once_a_round_and_none_is_left_out(
     sizes: list[int], batch: int, order: str, mixed: bool, cut: bool, limit: int | None, rounds: int, seed: int
 ) -> None:
     labels = [np.arange(size) % 3 for size in sizes]
-    plan = arrange(
+    arrangement = arrange(
         labels,
         list(range(len(sizes))) * rounds,
         names=[str(n) for n in range(len(sizes))],
@@ -295,7 +295,9 @@ def test_every_sample_arrives_once_a_round_and_none_is_left_out(
         limit=limit,
         seed=seed,
     )
-    arrived = [list(zip(*(part.tolist() for part in plan.batch(t)), strict=True)) for t in range(len(plan))]
+    arrived = [
+        list(zip(*(part.tolist() for part in arrangement.batch(t)), strict=True)) for t in range(len(arrangement))
+    ]
     counts = Counter(sample for one in arrived for sample in one)
     assert all(0 < len(one) <= batch for one in arrived)
     assert set(counts.values()) <= {rounds}
@@ -317,8 +319,8 @@ def test_a_domains_order_does_not_depend_on_its_neighbours() -> None:
 
 def test_a_limit_takes_the_same_pictures_of_every_domain() -> None:
     labels = [np.zeros(50, dtype=np.int64)] * 2
-    plan = arrange(labels, [0, 1], names=["a", "b"], batch=7, limit=10)
-    assert set(plan.index[plan.domain == 0]) == set(plan.index[plan.domain == 1])
+    arrangement = arrange(labels, [0, 1], names=["a", "b"], batch=7, limit=10)
+    assert set(arrangement.index[arrangement.domain == 0]) == set(arrangement.index[arrangement.domain == 1])
 
 
 def test_a_class_of_one_picture_can_be_correlated() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import wise_atta as wa
 from wise_atta import who
-from wise_atta.adapter import Step
+from wise_atta.prediction import Step
 
 
 def truth(query: wa.Query) -> int:

@@ -15,30 +15,13 @@ from unittest import mock
 
 import numpy as np
 import torch
-from references import bn, cema, cotta, eata, eatta, eta, hiltta, roid, sar, simatta, source, tent, wise
-from references.plain import Step
+from references import REFERENCES, Step
 from torch import Tensor, nn
 
 import wise_atta as wa
 from wise_atta import methods, what, when
 from wise_atta.how import Distillation, balance, likelihood_ratio, optimizer, teacher
 from wise_atta.view import View
-
-REFERENCES: dict[str, ModuleType] = {
-    "source": source,
-    "bn": bn,
-    "tent": tent,
-    "eta": eta,
-    "eata": eata,
-    "sar": sar,
-    "cotta": cotta,
-    "roid": roid,
-    "simatta": simatta,
-    "hiltta": hiltta,
-    "cema": cema,
-    "eatta": eatta,
-    "wise": wise,
-}
 
 
 class Granted(when.Policy):
@@ -276,9 +259,9 @@ NAMES: dict[str, dict[str, Translation]] = {
         "noise": noise,
         "fraction": ".update.objective.below",
         "mu": "anchor_momentum",
-        "perturbed_first": ".selector.first",
-        "sigma": ".selector.sigma",
-        "class_rule": ".selector.balance",
+        "perturbed_first": "first",
+        "sigma": "sigma",
+        "class_rule": "balance",
         "entropy": "entropy",
         "head_part": "train_head",
         "supervise_norm": "supervise_norm",

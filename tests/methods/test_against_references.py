@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from methods import pairs
-from references import wise
 
 from wise_atta import methods
 
@@ -20,20 +19,8 @@ GIVEN = {"ratio", "labels", "cost", "seed"}
 AT_MOST_ONE = {"beta2", "teacher", "clip"}
 
 
-def runs(name: str) -> dict[str | None, Any]:
-    """The functions of a reference whose arguments are the constants of a method: one, or one a preset."""
-    return (
-        {"paper": wise.run_paper, "authors": wise.run_authors} if name == "wise" else {None: pairs.REFERENCES[name].run}
-    )
-
-
-def constants(run: Any) -> dict[str, Any]:
-    defaults = {name: p.default for name, p in inspect.signature(run).parameters.items()}
-    return {
-        name: value
-        for name, value in defaults.items()
-        if (isinstance(value, int | float) and not isinstance(value, bool)) or name == "candidates"
-    }
+def presets(name: str) -> tuple[str | None, ...]:
+    return ("paper", "authors") if name == "wise" else (None,)
 
 
 def changed(value: Any, factor: float, entry: int = 0) -> Any:
@@ -56,8 +43,8 @@ def test_five_steps_agree_in_every_parameter_prediction_and_question(name: str, 
 CASES = [
     (name, preset, constant, factor)
     for name in pairs.REFERENCES
-    for preset, run in runs(name).items()
-    for constant in constants(run)
+    for preset in presets(name)
+    for constant in pairs.REFERENCES[name].constants(preset)
     for factor in (0.9, 1.1)
     if not (factor > 1 and constant in AT_MOST_ONE)
 ]
@@ -65,7 +52,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "preset", "constant", "factor"), CASES)
 def test_a_tenth_of_any_constant_parts_them(name: str, preset: str | None, constant: str, factor: float) -> None:
-    default = constants(runs(name)[preset])[constant]
+    default = pairs.REFERENCES[name].constants(preset)[constant]
     shown_by = pairs.REFERENCES[name].SHOWN_BY
     shown_by = shown_by if preset is None else shown_by[preset]
     entries = range(len(default)) if isinstance(default, tuple) else range(1)
@@ -74,7 +61,7 @@ def test_a_tenth_of_any_constant_parts_them(name: str, preset: str | None, const
         for scenario in shown_by.get(constant, (preset or next(iter(pairs.scenarios(name))),)):
             given, theirs = pairs.scenarios(name)[scenario], pairs.expected(name, scenario)
             value = given.get(constant, default)
-            if isinstance(value, tuple) and value[entry] not in [step.losses["rate"] for step in theirs]:
+            if isinstance(value, tuple) and value[entry] not in [step.seen["rate"] for step in theirs]:
                 continue  # a learning rate that was not kept here moves nothing
             ours = pairs.played(name, {**given, constant: changed(value, factor, entry)})
             gaps.append(pairs.final_gap(ours, theirs))
@@ -88,15 +75,15 @@ def test_no_constant_of_a_method_is_left_out(name: str) -> None:
     options = {
         option
         for option, p in inspect.signature(methods.METHODS[name]).parameters.items()
-        if isinstance(p.default, int | float) and not isinstance(p.default, bool)
+        if isinstance(p.default, int | float) and p.default and not isinstance(p.default, bool)  # 0: not in use
     }
     compared = {
         to
-        for run in runs(name).values()
-        for constant in constants(run)
+        for preset in presets(name)
+        for constant in pairs.REFERENCES[name].constants(preset)
         if isinstance(to := pairs.NAMES[name][constant], str)
     }
-    assert options - compared - GIVEN - {"fisher_samples"} == set()
+    assert options - compared - GIVEN - {"fisher_samples", "iterations"} == set()
 
 
 def test_the_fisher_information_is_of_so_many_source_samples() -> None:

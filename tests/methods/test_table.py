@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import types
+from importlib.metadata import EntryPoint
 from operator import attrgetter
 from typing import Any
 
@@ -197,3 +200,80 @@ def test_a_ratio_that_always_would_not_keep_is_refused() -> None:
         wa.methods.get("cema", policy="always", ratio=0.3, teacher=small.net())
     for options in ({}, {"ratio": 1}, {"ratio": 2.0, "labels": 2}):
         assert type(wa.methods.get("wise", policy="always", **options).policy).__name__ == "Always"
+
+
+# -- methods of parts, and of one's own -------------------------------------------------------------------------------
+
+
+def test_a_method_takes_its_parts_as_objects() -> None:
+    update, policy = how.TwoStep(lr=1e-3), when.BudgetPaced(ratio=0.3)
+    made = wa.methods.wise(update=update, policy=policy, selector=what.Margin(), anchor=Anchor(0.5), seed=3)
+    assert made.update is update and made.policy is policy and made.anchor.momentum == 0.5
+    assert type(made.selector) is what.Margin
+    assert wa.methods.wise(update=update, preset="authors/imagenet-a", length=9).update is update
+
+
+def test_a_ratio_beside_a_policy_object_is_refused() -> None:
+    with pytest.raises(wa.errors.BadConfig, match=r"ratio=0\.1: give it to the policy object itself"):
+        wa.methods.wise(ratio=0.1, policy=when.Uniform(0.2))
+
+
+def test_an_option_of_a_part_that_came_as_an_object_is_refused() -> None:
+    with pytest.raises(wa.errors.BadConfig, match="lr: give these to the update object itself"):
+        wa.methods.get("tent", update=how.Descend(), lr=0.1)
+    with pytest.raises(wa.errors.BadConfig, match="sigma: give these to the selector object itself"):
+        wa.methods.eatta(selector=what.Margin(), sigma=0.1)
+
+
+def test_a_part_without_a_registry_is_given_as_an_object() -> None:
+    with pytest.raises(wa.errors.BadConfig, match="update='Descend': give an object"):
+        wa.methods.get("tent", update="Descend")
+
+
+def test_options_reach_every_part_that_has_them() -> None:
+    made = wa.methods.cema(teacher=small.net(), below=0.3, momentum=0.5, lr=0.1, teacher_lr=0.2, seed=4, ratio=1)
+    parts = made.update, made.update.tutor, made.selector
+    assert {part.below for part in parts} == {0.3} and {part.momentum for part in parts[:2]} == {0.5}
+    assert (made.update.lr, made.update.tutor.lr) == (0.1, 0.2)
+    assert made.selector.seed == made.update.replay.seed == 4
+    made = wa.methods.get("wise", anchor_momentum=0.7, momentum=0.5, objective="roid", seed=2)
+    assert (made.anchor.momentum, made.update.momentum, made.update.objective.seed) == (0.7, 0.5, 2)
+
+
+def mine(*, rate: float = 0.5) -> wa.methods.Method:
+    return wa.methods.Method("mine", how.Descend(lr=rate))
+
+
+def nothing() -> None:
+    return None
+
+
+def test_a_method_of_one_s_own_is_named_by_module_and_factory(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("a_package_of_mine")
+    module.mine, module.nothing, module.number = mine, nothing, 3  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    adapter = wa.adapt(small.net(), "a_package_of_mine:mine", rate=0.25, statistics="source")
+    assert (adapter.update.lr, adapter.classifier.statistics) == (0.25, "source")
+    assert wa.methods.options("a_package_of_mine:mine") == ["rate"]
+    with pytest.raises(wa.errors.UnknownName, match="option of method 'a_package_of_mine:mine': 'rat'"):
+        wa.methods.get("a_package_of_mine:mine", rat=1)
+    for name, message in {
+        "a_package_of_mine:nothing": "gave a NoneType: a factory returns a Method",
+        "a_package_of_mine:number": "is a int: name a function",
+        "a_package_of_mine:other": "no attribute 'other'",
+        "a_package_of_mine:": "module:factory",
+        "not_installed:mine": "No module named 'not_installed'",
+    }.items():
+        with pytest.raises(wa.errors.BadConfig, match=message):
+            wa.methods.get(name)
+
+
+def test_a_package_can_offer_methods_but_not_replace_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("a_package_of_mine")
+    module.mine = mine  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    offered = [EntryPoint(name, "a_package_of_mine:mine", "wise_atta.methods") for name in ("mine", "tent")]
+    monkeypatch.setattr("wise_atta.methods.entry_points", lambda group: offered)
+    assert (wa.methods.get("mine").name, wa.methods.get("tent").name) == ("mine", "tent")
+    with pytest.raises(wa.errors.UnknownName, match="Did you mean 'mine'"):
+        wa.methods.get("mime")

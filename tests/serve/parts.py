@@ -18,12 +18,11 @@ from torch import nn
 from wise_atta import rng
 from wise_atta.data.models import SourceModel
 from wise_atta.serve import ledger as db
-from wise_atta.serve.batcher import Job
-from wise_atta.serve.batcher import Reply as Served
+from wise_atta.serve.batcher import Job, Reply as Served
 from wise_atta.serve.config import Settings
-from wise_atta.serve.intake import write_npy
-from wise_atta.serve.service import Service, Stream
+from wise_atta.serve.service import LiveStream, Service
 from wise_atta.serve.state import State
+from wise_atta.serve.uploads import write_npy
 
 
 def small_model() -> SourceModel:
@@ -71,9 +70,9 @@ def settings(folder: Path, **changes: Any) -> Settings:
     return Settings(**{"database": url, "ratio": 0.5, "audit": 0.2, "max_wait_ms": 0.0, "max_lag": 10_000} | changes)
 
 
-def send(stream: Stream, number: int, count: int = 4) -> Served:
+def send(stream: LiveStream, number: int, count: int = 4) -> Served:
     """Have pictures predicted, and wait for the reply."""
-    samples = stream.state.intake.files([write_npy(pictures(number, count))])
+    samples = stream.state.uploads.files([write_npy(pictures(number, count))])
     return stream.predict(Job(f"r{number}", samples)).result(30)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from wise_atta.serve.batcher import Batcher, Job, Reply
-from wise_atta.serve.intake import Sample
+from wise_atta.serve.uploads import Sample
 
 LONG_AGO = 30.0
 

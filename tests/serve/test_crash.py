@@ -23,8 +23,8 @@ from wise_atta import rng
 from wise_atta.serve import ledger as db
 from wise_atta.serve.client import Client, Refused
 from wise_atta.serve.config import build
-from wise_atta.serve.intake import Intake
 from wise_atta.serve.state import Audit, State, unpack
+from wise_atta.serve.uploads import UploadReader
 
 # Two hundred are a matter of minutes: WISE_ATTA_KILLS=200. With `-s` each part says what it saw.
 KILLS = int(os.environ.get("WISE_ATTA_KILLS", "20"))
@@ -65,10 +65,10 @@ def test_nothing_is_lost_however_often_it_is_killed(tmp_path: Path, keep_log: in
     starter = Starter(tmp_path, keep_log)
     config = options(tmp_path, keep_log)
     model = small_model()
-    intake = Intake(model.preparation, max_pictures=config.max_batch, max_pixels=config.limits.pixels)
+    uploads = UploadReader(model.preparation, max_pictures=config.max_batch, max_pixels=config.limits.pixels)
 
     def at_source() -> State:
-        return State(build(model, config), Audit(config.audit_rate, config.seed), intake)
+        return State(build(model, config), Audit(config.audit_rate, config.seed), uploads)
 
     twin = at_source()
     learned: list[str] = []

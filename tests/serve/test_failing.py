@@ -20,22 +20,20 @@ import numpy as np
 import pytest
 import torch
 from serve.parts import comes_back, crash, database, pictures, same, send, settings, settled, small_model
-from serve.test_people import answer
 from serve.test_revoke import EVERY, assert_set, fill
+from serve.test_trust import answer
 from serve.web import png, post, running
 from sqlalchemy import event, func, insert, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from torch import Tensor, nn
 
 from wise_atta import errors
-from wise_atta.serve import learner, people, state
-from wise_atta.serve import ledger as db
-from wise_atta.serve import service as service_module
+from wise_atta.serve import learner, ledger as db, service as service_module, state, trust
 from wise_atta.serve.batcher import Job, Stopping
-from wise_atta.serve.intake import write_npy
-from wise_atta.serve.retain import backup, prune, restore
-from wise_atta.serve.service import Service, Stream
+from wise_atta.serve.retention import backup, prune, restore
+from wise_atta.serve.service import LiveStream, Service
 from wise_atta.serve.state import Event, Outcome
+from wise_atta.serve.uploads import write_npy
 
 
 class Odd(nn.Module):
@@ -50,8 +48,8 @@ class Odd(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.greedy.is_set() and threading.current_thread().name.startswith("learner"):
             torch.empty(2**60)
-        found: Tensor = self.net(x / x.std(dim=(1, 2, 3), keepdim=True) if self.contrast else x)
-        return found.squeeze() if self.squeeze else found
+        logits: Tensor = self.net(x / x.std(dim=(1, 2, 3), keepdim=True) if self.contrast else x)
+        return logits.squeeze() if self.squeeze else logits
 
 
 def odd_service(folder: Path, **kind: bool) -> Service:
@@ -176,10 +174,10 @@ def test_a_review_for_a_stream_that_is_not_served_waits_in_its_log(tmp_path: Pat
 def test_a_picture_that_the_model_has_no_number_for_is_refused_alone(tmp_path: Path) -> None:
     service = odd_service(tmp_path, contrast=True)
     stream = service.streams["default"]
-    black = service.intake.files([write_npy(np.zeros((1, 8, 8, 1), np.uint8))])
+    black = service.uploads.files([write_npy(np.zeros((1, 8, 8, 1), np.uint8))])
     with one_group(service.ledger):
         stream.batcher.max_wait = 30.0
-        jobs = [Job(f"r{n}", service.intake.files([write_npy(pictures(n))])) for n in range(2)]
+        jobs = [Job(f"r{n}", service.uploads.files([write_npy(pictures(n))])) for n in range(2)]
         bad = Job("black", [*jobs[0].samples, *black])
         for job in (jobs[0], bad, jobs[1]):
             stream.predict(job)
@@ -209,8 +207,8 @@ def test_questions_of_a_batch_that_cannot_be_learned_are_asked_and_charged(tmp_p
         name = session.scalars(select(db.Question.id)).first()
     assert name is not None
     # A late label is learned in a batch of its own, which this model cannot take.
-    write, said = people.answer, [people.Said("default", name, 1)]
-    (event_,) = service.ledger.write(lambda s: write(s, "ann", said, 4)).result(30)
+    write, submitted = trust.answer, [trust.Submission("default", name, 1)]
+    (event_,) = service.ledger.write(lambda s: write(s, "ann", submitted, 4)).result(30)
     stream.learner.feed(event_)
     for number in range(4, 8):
         send(stream, number)
@@ -224,7 +222,7 @@ def test_questions_of_a_batch_that_cannot_be_learned_are_asked_and_charged(tmp_p
     odd_service(tmp_path, squeeze=True).close()
 
 
-def starve(stream: Stream, number: int) -> None:
+def starve(stream: LiveStream, number: int) -> None:
     """Send a batch that leaves the learner without memory, and wait until it has stopped."""
     Odd.greedy.set()
     try:
@@ -317,7 +315,7 @@ def test_an_expired_question_does_not_come_back_when_its_held_answer_is_rejected
         held = db.Reply(stream="default", query=question.id, by="ann", at=0.0, label=1, status="held")
         session.add(held)
         session.flush()
-        people.review(session, [held.id], accept=False)
+        trust.review(session, [held.id], accept=False)
         session.refresh(question)
         return question.state
 
@@ -486,7 +484,7 @@ def test_what_kills_left_of_large_checkpoints_goes_at_the_next_start(
 
 def test_the_labels_of_somebody_who_gave_many_can_be_revoked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(tmp_path, database=in_file(tmp_path), checkpoint_events=7, **EVERY) as (client, service):
-        said = fill(client, service, bad=True)
+        answered = fill(client, service, bad=True)
 
         @event.listens_for(service.ledger._writing, "begin")
         def few(connection: Any) -> None:
@@ -495,7 +493,7 @@ def test_the_labels_of_somebody_who_gave_many_can_be_revoked(tmp_path: Path, mon
         monkeypatch.setattr(db, "_NAMES", 10)
         boss = service.boss  # type: ignore[attr-defined]
         done = client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss)
-        assert done.status_code == 200 and done.json()["answers"] == len(said["bad"]) > 19
+        assert done.status_code == 200 and done.json()["answers"] == len(answered["bad"]) > 19
 
 
 # -- a full disk -----------------------------------------------------------------------------------------------------
@@ -551,7 +549,7 @@ def test_a_disk_that_is_full_for_a_while_costs_the_requests_of_that_time_alone(
     comes_back(service)
 
 
-def is_refused(stream: Stream, number: int) -> bool:
+def is_refused(stream: LiveStream, number: int) -> bool:
     try:
         send(stream, number)
     except SQLAlchemyError:

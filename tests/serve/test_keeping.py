@@ -10,16 +10,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from serve.parts import comes_back, database, same, send, settings, settled, small_model, twin
-from serve.test_people import answer, ask
+from serve.test_trust import answer, ask
 from serve.web import running
 from sqlalchemy import func, select
 from typer.testing import CliRunner
 
 from wise_atta import errors
-from wise_atta.serve import cli
-from wise_atta.serve import ledger as db
+from wise_atta.serve import cli, ledger as db
 from wise_atta.serve.auth import Gate
-from wise_atta.serve.retain import close_old, export, prune
+from wise_atta.serve.retention import close_old, export, prune
 from wise_atta.serve.service import Service
 
 

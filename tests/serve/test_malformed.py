@@ -29,8 +29,8 @@ from serve.web import npy
 
 from wise_atta.serve import ledger as db
 from wise_atta.serve.config import build
-from wise_atta.serve.intake import Intake
 from wise_atta.serve.state import Audit, State, unpack
+from wise_atta.serve.uploads import UploadReader
 
 # The whole of it is a matter of minutes: WISE_ATTA_FUZZ=10000. With `-s` it says what it saw.
 REQUESTS = int(os.environ.get("WISE_ATTA_FUZZ", "400"))
@@ -94,7 +94,7 @@ def process(tmp_path: Path) -> Iterator[Process]:
 def from_document(process: Process, count: int) -> None:
     """Requests that break what the OpenAPI document says about each call, and some that keep to it."""
     schema = schemathesis.openapi.from_url(f"{process.url}/openapi.json")
-    calls = [call for found in schema.get_all_operations() if takes_anything(call := found.ok())]
+    calls = [call for operation in schema.get_all_operations() if takes_anything(call := operation.ok())]
     for call in calls:
         send_like(process, call, GenerationMode.NEGATIVE, round(0.8 * count / len(calls)))
         send_like(process, call, GenerationMode.POSITIVE, round(0.2 * count / len(calls)))
@@ -172,15 +172,15 @@ def at_source(client: httpx.Client) -> list[Any]:
     client.get("/digest")  # answered between two events, so that the reset is done
     reply = client.post("/predict", content=npy(0), headers={"content-type": "application/x-npy"})
     client.get("/digest")
-    found: list[Any] = reply.json()["predictions"]
-    return found
+    predictions: list[Any] = reply.json()["predictions"]
+    return predictions
 
 
 def twin(folder: Path) -> State:
     """The state as its checkpoint and its log tell it."""
     config, model = options(folder, 0), small_model()
-    intake = Intake(model.preparation, max_pictures=config.max_batch, max_pixels=config.limits.pixels)
-    state = State(build(model, config), Audit(config.audit_rate, config.seed), intake)
+    uploads = UploadReader(model.preparation, max_pictures=config.max_batch, max_pixels=config.limits.pixels)
+    state = State(build(model, config), Audit(config.audit_rate, config.seed), uploads)
     ledger = db.Ledger(config.database, exclusive=False)
     with ledger.read() as session:
         saved = db.last_checkpoint(session, "default")

@@ -29,9 +29,9 @@ TESTS = [
 
 def programs() -> Path | None:
     """The folder of PostgreSQL's programs, the newest if there are several."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
-    given = shutil.which("initdb")
-    return found[-1].parent if found else Path(given).parent if given else None
+    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    on_path = shutil.which("initdb")
+    return installed[-1].parent if installed else Path(on_path).parent if on_path else None
 
 
 @pytest.fixture

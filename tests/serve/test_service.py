@@ -18,15 +18,13 @@ from sqlalchemy import create_engine, delete, func, inspect, select, text
 from sqlalchemy.exc import OperationalError
 
 from wise_atta import errors
-from wise_atta.serve import learner
-from wise_atta.serve import ledger as db
-from wise_atta.serve import service as service_module
+from wise_atta.serve import learner, ledger as db, service as service_module
 from wise_atta.serve.batcher import Full, Job
 from wise_atta.serve.config import Limits
-from wise_atta.serve.intake import write_npy
-from wise_atta.serve.retain import backup, restore
+from wise_atta.serve.retention import backup, restore
 from wise_atta.serve.service import Service
 from wise_atta.serve.state import pack
+from wise_atta.serve.uploads import write_npy
 
 
 def test_a_reply_is_in_the_log_and_its_batch_is_learned(tmp_path: Path) -> None:
@@ -69,7 +67,7 @@ def test_an_answer_does_not_depend_on_the_other_pictures_of_its_batch(tmp_path: 
         for number in range(3):
             send(stream, number)
         settled(service)
-        together = torch.stack([s.pixels for s in service.intake.files([write_npy(pictures(9, 16))])])
+        together = torch.stack([s.pixels for s in service.uploads.files([write_npy(pictures(9, 16))])])
         alone, _ = stream.infer(together[:1])
         among, _ = stream.infer(together)
         torch.testing.assert_close(alone, among[:1])
@@ -144,7 +142,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(tmp_path: Path) -> None
     stream = service.streams["default"]
     hold = threading.Event()
     service.ledger.write(lambda session: assert_set(hold))
-    jobs = [Job(f"r{n}", service.intake.files([write_npy(pictures(n))])) for n in range(3)]
+    jobs = [Job(f"r{n}", service.uploads.files([write_npy(pictures(n))])) for n in range(3)]
     for job in jobs[:2]:
         stream.predict(job)
     with pytest.raises(Full) as refused:
@@ -160,7 +158,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_back(tmp_path: Path) -> None
 def test_small_requests_share_a_batch(tmp_path: Path) -> None:
     service = Service(small_model(), settings(tmp_path, max_batch=8, max_wait_ms=10_000))
     stream = service.streams["default"]
-    jobs = [Job(f"r{n}", service.intake.files([write_npy(pictures(n, 2))])) for n in range(4)]
+    jobs = [Job(f"r{n}", service.uploads.files([write_npy(pictures(n, 2))])) for n in range(4)]
     for job in jobs:
         stream.predict(job)
     for job in jobs:
@@ -266,8 +264,8 @@ def test_a_log_that_is_kept_has_few_checkpoints_and_can_be_gone_through_from_its
     def write(session: db.Session, at: float) -> tuple[list[tuple[int, float]], int]:
         seq = db.log(session, "a", "show", {"queries": []}).seq
         db.add_checkpoint(session, "a", seq, b"state", keep=5, keep_log=keep_log, now=at)
-        found = session.execute(select(db.Checkpoint.seq, db.Checkpoint.at).order_by(db.Checkpoint.seq)).all()
-        return [(row.seq, row.at) for row in found], db.reaches_back_to(session, "a")
+        checkpoints = session.execute(select(db.Checkpoint.seq, db.Checkpoint.at).order_by(db.Checkpoint.seq)).all()
+        return [(row.seq, row.at) for row in checkpoints], db.reaches_back_to(session, "a")
 
     for number in range(600):
         rows, cut = ledger.write(partial(write, at=number * hour)).result()

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor, nn
 
 from wise_atta import errors, who
@@ -27,13 +26,13 @@ from wise_atta.who import (
     Between,
     Callback,
     Delayed,
-    Desk,
     Geometric,
     Inbox,
     Noisy,
     Oracle,
     Poisson,
     Query,
+    Questions,
     Teacher,
 )
 
@@ -401,30 +400,31 @@ def test_noise_for_another_number_of_classes_is_refused() -> None:
 def test_late_labels_are_learned_once_or_expire_wherever_the_run_stops(
     low: int, spread: int, expires_after: int, stop: int, seed: int
 ) -> None:
-    def start() -> tuple[Desk, Annotator]:
+    def start() -> tuple[Questions, Annotator]:
         annotator = Delayed(Noisy(Callback(sometimes), 0.3, CLASSES, seed), Between(low, low + spread), seed)
-        return Desk(CLASSES, expires_after), annotator
+        return Questions(CLASSES, expires_after), annotator
 
-    def run(desk: Desk, annotator: Annotator, batches: range) -> list[Any]:
+    def run(questions: Questions, annotator: Annotator, batches: range) -> list[Any]:
         happened: list[Any] = []
         for now in batches:
             queries = [question(now, 0), question(now, 1)] if now < 20 else []
-            desk.ask(queries)
+            questions.ask(queries)
             annotator.ask(queries, now)
-            new = desk.answer(annotator.answers(now, last=desk.closing(now)))
-            desk.show(annotator.shown(now))
+            new = questions.answer(annotator.answers(now, last=questions.closing(now)))
+            questions.show(annotator.shown(now))
             assert all(now - item.query.asked_at <= expires_after for item in new)
-            happened += [(now, item.id, item.label) for item in desk.pending]
-            happened.append(desk.expire(now))
-            desk.learned(item.id for item in desk.pending)
+            happened += [(now, item.id, item.label) for item in questions.pending]
+            ids = questions.closing(now)
+            happened.append((ids, questions.give_up(ids)))
+            questions.learned(item.id for item in questions.pending)
         return happened
 
-    desk, annotator = start()
-    whole = run(desk, annotator, range(1, 40))
-    counts = desk.counts
+    questions, annotator = start()
+    whole = run(questions, annotator, range(1, 40))
+    counts = questions.counts
     assert counts.asked == counts.answered + counts.cant_tell + counts.expired == 38
     assert counts.answered == counts.learned
-    assert desk.open == []
+    assert questions.open == []
     if low > expires_after:
         assert counts.expired == 38
     if low + spread <= expires_after:

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 import wise_atta.who.query as query_module
-from wise_atta import errors, host
+from wise_atta import errors
+from wise_atta.engine import host
 from wise_atta.stream import Batch, leaves
 from wise_atta.who import CANT_TELL, SKIP, Answer, Query, as_batch
 from wise_atta.who.query import pack_query, read, unpack_query

@@ -1,4 +1,4 @@
-"""What are labels worth that come late, and does it help to normalise, weigh or leave them out by age, or to ask early?
+"""The study of late labels: normalised, weighted or left out by age, or asked for early.
 
 Every variant changes one thing about the plain use of late labels: each is learned when it comes, whatever its age, its
 sample normalised by the statistics of its own batch. An answer that would come after the end of the stream never comes;
@@ -99,7 +99,7 @@ def _differs(variant: Mapping[str, Any], delays: Sequence[int]) -> Sequence[int]
 
 def table(cards: Sequence[dict[str, Any]]) -> str:
     """A line a variant and delay: errors, differences paired by seed, and what became of the questions."""
-    found = _rows(cards)
+    by_delay = _rows(cards)
     order = list(VARIANTS)
     header = [
         "variant",
@@ -115,8 +115,8 @@ def table(cards: Sequence[dict[str, Any]]) -> str:
         "never came",
     ]
     lines = []
-    for (tag, delay), row in sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
-        others = [found.get((PLAIN, 0)), found.get((NONE, 0)), found.get((PLAIN, delay))]
+    for (tag, delay), row in sorted(by_delay.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
+        others = [by_delay.get((PLAIN, 0)), by_delay.get((NONE, 0)), by_delay.get((PLAIN, delay))]
         if tag == NONE:
             others[0] = others[2] = None
         lines.append(

@@ -1,4 +1,4 @@
-"""Where are many experiments run? In this process, in several of this machine, or on a Ray cluster.
+"""Engines that run many experiments: inline, a process pool, a Ray cluster.
 
 Whatever the engine, a run writes to its own folder, and one whose process dies is taken up again from its checkpoint:
 its rows were cut back to that moment, so nothing is counted twice, and the numbers are those of an undisturbed run.
@@ -25,8 +25,8 @@ import torch
 
 from wise_atta import errors
 from wise_atta.bench.experiment import Experiment
-from wise_atta.bench.hold import Shelf
 from wise_atta.bench.run import run
+from wise_atta.bench.stream_cache import StreamCache
 
 Engine = Literal["inline", "process", "ray"]
 Result = dict[str, Any] | errors.WiseAttaError
@@ -67,13 +67,13 @@ class Job:
         return replace(self, device=device) if self.experiment.device in ("auto", "cuda") else self
 
 
-_shelf: Shelf | None = None
+_cache: StreamCache | None = None
 
 
 def perform(job: Job) -> Result:
     """Run a job and give its card, or what went wrong: no failure of one run is a failure of the others."""
-    global _shelf
-    _shelf = _shelf or Shelf(job.keep)
+    global _cache
+    _cache = _cache or StreamCache(job.keep)
     torch.set_num_threads(job.threads)
     try:
         return run(
@@ -81,7 +81,7 @@ def perform(job: Job) -> Result:
             job.folder,
             data=job.data,
             weights=job.weights,
-            shelf=_shelf,
+            cache=_cache,
             device=job.device,
             checkpoint=job.checkpoint,
         )
@@ -92,7 +92,7 @@ def perform(job: Job) -> Result:
 
 
 def failure(what: str, error: Exception) -> errors.WiseAttaError:
-    """What nobody foresaw of one run, told like what was: the others go on."""
+    """An unforeseen error of one run as an error of the library: the other runs go on."""
     advice = ". Try fewer jobs at once" if isinstance(error, torch.OutOfMemoryError) else ""
     told = errors.WiseAttaError(f"{what}: {type(error).__name__}: {error}{advice}")
     told.add_note("".join(traceback.format_exception(error)))

@@ -1,4 +1,4 @@
-"""Where do a run's rows go? To an append-only log, and from there to Parquet at checkpoints.
+"""The record of a run: rows in an append-only log, and from there in Parquet at checkpoints.
 
 A folder of a run holds `card.json`, `steps.parquet`, `queries.parquet` and `pictures.parquet`, and while it runs the
 logs `steps.jsonl` and `queries.jsonl` and the state `checkpoint.pt`. Files that readers look at are written under
@@ -41,9 +41,9 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _unwritable(path: Path, error: Exception) -> errors.DataError:
-    said = str(error).partition("\n")[0]
+    reason = str(error).partition("\n")[0]
     return errors.DataError(
-        f"{path} could not be written: {said}. Free space or choose another place; what was checkpointed is kept"
+        f"{path} could not be written: {reason}. Free space or choose another place; what was checkpointed is kept"
     )
 
 

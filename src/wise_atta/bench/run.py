@@ -1,4 +1,4 @@
-"""How is an experiment run? Batch by batch, scored before the update, recorded, resumable at any moment."""
+"""The run of an experiment: batch by batch, scored before the update, recorded, resumable at any moment."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from wise_atta import errors, fast, host, methods, rng, when, who
-from wise_atta.adapter import Adapter, Prediction, Step
+from wise_atta import errors, methods, rng, when, who
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, whole
-from wise_atta.bench.hold import Held, Shelf
 from wise_atta.bench.inputs import other_inputs
 from wise_atta.bench.place import differences, surroundings
 from wise_atta.bench.record import Folder, claimed, pack_bits, pack_numbers, read_json, there
 from wise_atta.bench.source import load
+from wise_atta.bench.stream_cache import CachedStream, StreamCache
 from wise_atta.data import Dataset, StreamSpec, models, open_dataset, open_stream
 from wise_atta.data.streams import DataStream, PictureStream
+from wise_atta.engine import host, memory
+from wise_atta.loop import Adapter
 from wise_atta.model import Classifier, StatisticsMode, Work
+from wise_atta.prediction import Prediction, Step
 from wise_atta.stream import Batch
 from wise_atta.wrap import adapt
 
@@ -119,12 +121,12 @@ class Built:
     experiment: Experiment
     adapter: Adapter
     method: methods.Method
-    stream: DataStream | Held
+    stream: DataStream | CachedStream
     truth: Mapping[str, int]
     source: models.SourceModel
     device: torch.device
     teacher: models.SourceModel | None = None
-    source_data: DataStream | Held | None = None
+    source_data: DataStream | CachedStream | None = None
 
 
 def build(
@@ -132,20 +134,20 @@ def build(
     *,
     data: Path | None = None,
     weights: Path | None = None,
-    shelf: Shelf | None = None,
+    cache: StreamCache | None = None,
     device: str | None = None,
     nudge: int | None = None,
 ) -> Built:
     """Open data and model and put the method around them. Everything that can be wrong shows here.
 
-    A `shelf` holds streams in memory, for many runs in one process. `device` is where it runs instead of where the
+    A `cache` holds streams in memory, for many runs in one process. `device` is where it runs instead of where the
     experiment says. `nudge` is the number of a run whose weights are moved a little, see `nudged`.
     """
     where = pick_device(device or experiment.device)
     source = load(experiment.model, weights)
     module = source.module if nudge is None else nudged(source.module, experiment.seed, nudge)
     spec = _cut(experiment.spec(), source, data)
-    opener = open_stream if shelf is None else shelf.open
+    opener = open_stream if cache is None else cache.open
     stream, truth = opener(spec, data, device=where, workers=experiment.workers)
     dataset: Dataset | None = getattr(stream, "dataset", None)
     if dataset is not None and dataset.mask is None:
@@ -169,7 +171,7 @@ def build(
         raise errors.BadConfig(
             f"experiment field 'options': method {experiment.method!r} cannot take {experiment.options}: {error}"
         ) from error
-    if dataset is not None and not dataset.severities and "severity" in given(experiment):
+    if dataset is not None and not dataset.severities and "severity" in changed_fields(experiment):
         raise errors.BadConfig(
             f"experiment field 'severity': {experiment.data} has no severities: leave it out, or name a corrupted set"
         )
@@ -228,7 +230,7 @@ def run(
     *,
     data: Path | None = None,
     weights: Path | None = None,
-    shelf: Shelf | None = None,
+    cache: StreamCache | None = None,
     device: str | None = None,
     progress: Progress | None = None,
     checkpoint: int | None = None,
@@ -255,7 +257,7 @@ def run(
         return done
     with settings(experiment):
         # Before the folder is made: a description that cannot run leaves nothing behind.
-        built = build(experiment, data=data, weights=weights, shelf=shelf, device=device)
+        built = build(experiment, data=data, weights=weights, cache=cache, device=device)
         with claimed(folder):
             # Another process may have finished it while this one opened data and model.
             done = finished(folder, experiment, again)
@@ -497,7 +499,7 @@ class Peak:
             self._start: int | None = torch.cuda.memory_allocated(device)
         else:
             # What an earlier run or the making of the method left free would count as there from the start.
-            fast.release_memory()
+            memory.release_memory()
             with contextlib.suppress(OSError):
                 Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back; Linux only
             self._start = _process_memory("VmRSS")
@@ -521,12 +523,12 @@ def _process_memory(field: str) -> int | None:
 
 def inputs_of(built: Built) -> dict[str, Any]:
     """Weights and pictures that a run's numbers rest on; after a whole pass with a hash of all pixels."""
-    found = {"model": built.source.card(), "stream": built.stream.describe()}
+    inputs = {"model": built.source.card(), "stream": built.stream.describe()}
     if built.teacher is not None:
-        found["teacher"] = built.teacher.card()
+        inputs["teacher"] = built.teacher.card()
     if built.source_data is not None:
-        found["source_data"] = built.source_data.describe()
-    return found
+        inputs["source_data"] = built.source_data.describe()
+    return inputs
 
 
 def make_card(
@@ -618,7 +620,7 @@ def pick_device(name: str) -> torch.device:
 def settings(experiment: Experiment) -> Iterator[None]:
     """Threads and deterministic mode for a run's time. On a CPU the process also keeps its memory, from then on."""
     if pick_device(experiment.device).type == "cpu":
-        fast.keep_memory()
+        memory.keep_memory()
     before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     flags = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     # Deterministic mode also fills every new tensor, a kernel each, to expose reads of memory never written to.
@@ -667,14 +669,14 @@ def idle(experiment: Experiment) -> dict[str, str]:
             why[name] = f"method {method!r} has no use for it"
     if experiment.statistics not in (None, "mixed"):
         why["prior"] = _no_prior(experiment.statistics)
-    return {name: why[name] for name in given(experiment) if name in why}
+    return {name: why[name] for name in changed_fields(experiment) if name in why}
 
 
 def _no_prior(mode: str | None) -> str:
     return f"it counts under statistics 'mixed', and here they are {mode!r}"
 
 
-def given(experiment: Experiment) -> list[str]:
+def changed_fields(experiment: Experiment) -> list[str]:
     """The fields that are not at their default."""
     return [name for name, one in Experiment.model_fields.items() if getattr(experiment, name) != one.default]
 
@@ -703,7 +705,7 @@ def _options(experiment: Experiment, length: int | None) -> dict[str, Any]:
 
 
 def _outputs(source: models.SourceModel, dataset: Dataset | None) -> tuple[str, ...] | None:
-    """The classes that the student chooses among; None where nobody names them."""
+    """The classes that the student chooses among; None where neither data nor model names them."""
     if dataset is not None and (dataset.mask is not None or source.classes is None):
         return dataset.classes
     return source.classes
@@ -739,9 +741,9 @@ def _teacher(
     )
 
 
-def _from(stream: DataStream | Held, start: int) -> Iterator[Batch]:
+def _from(stream: DataStream | CachedStream, start: int) -> Iterator[Batch]:
     """The batches from number `start` on; a stream that cannot start there is read up to it."""
-    if isinstance(stream, PictureStream | Held):
+    if isinstance(stream, PictureStream | CachedStream):
         return stream.batches(start)
     return itertools.islice(iter(stream), start, None)
 
@@ -763,7 +765,7 @@ def _measured(out: Prediction, step: Step) -> dict[str, float | Tensor]:
     if whole is None and losses.keys() & {"ent", "sup"}:
         whole = functools.reduce(torch.add, [losses[name] for name in ("ent", "sup") if name in losses])
     waited = [step.number - int(name.partition("-")[0]) for name in step.learned]
-    found: dict[str, float | Tensor] = {
+    values: dict[str, float | Tensor] = {
         "logits": torch.linalg.vector_norm(out.logits.detach(), dtype=torch.float64) / math.sqrt(out.logits.numel()),
         "utility": step.utility,
         "threshold": step.threshold,
@@ -776,10 +778,10 @@ def _measured(out: Prediction, step: Step) -> dict[str, float | Tensor]:
         **{f"loss_{name}": loss for name, loss in losses.items()},
     }
     if view is not None:
-        found |= {f"entropy {query.id}": view.entropy[query.index] for query in out.queries}
+        values |= {f"entropy {query.id}": view.entropy[query.index] for query in out.queries}
     if view is not None and view.drift_known:
-        found |= {f"drift {query.id}": view.drift[query.index] for query in out.queries}
-    return found
+        values |= {f"drift {query.id}": view.drift[query.index] for query in out.queries}
+    return values
 
 
 def _send(

@@ -1,4 +1,4 @@
-"""Which network does the demo adapt? A small one, trained in seconds on one half of the digits, and kept."""
+"""The network that the demo adapts: a small one, trained in seconds on one half of the digits, and kept."""
 
 from __future__ import annotations
 

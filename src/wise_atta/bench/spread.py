@@ -1,4 +1,4 @@
-"""How far apart do runs of one experiment come by chance? Their weights differ by 1e-7, in the last bits.
+"""The spread of runs of one experiment whose weights differ by 1e-7: how far apart they come by chance.
 
 A card's `spread` is what ten such runs gave. It is measured where the card was made: the card's own run is made again
 first, and must come out as it did.
@@ -20,14 +20,14 @@ from typing import Any, TypeAlias
 
 from wise_atta import errors
 from wise_atta.bench import engines
-from wise_atta.bench.chance import family, nudged, summarise
 from wise_atta.bench.experiment import Experiment, read_cards, whole
-from wise_atta.bench.hold import Shelf
 from wise_atta.bench.inputs import other_inputs
+from wise_atta.bench.nudges import family, nudged, summarise
 from wise_atta.bench.place import decisive, surroundings
 from wise_atta.bench.record import claimed, read_json, write_cards, write_json
 from wise_atta.bench.run import NUDGE, pick_device
 from wise_atta.bench.runs import change_bundle
+from wise_atta.bench.stream_cache import StreamCache
 from wise_atta.bench.verify import experiment_of, not_due, once, within
 
 # Told after every run: the card's digest, the number of the nudged run (None: the card's own), and its error.
@@ -63,9 +63,9 @@ class _Task:
         number = "own" if self.number is None else self.number
         return f"{self.experiment.digest} {number} {json.dumps(decisive(self._place))}"
 
-    def run(self, shelf: Shelf) -> Outcome:
+    def run(self, cache: StreamCache) -> Outcome:
         try:
-            made = once(self.experiment, data=self.data, weights=self.weights, shelf=shelf, nudge=self.number)
+            made = once(self.experiment, data=self.data, weights=self.weights, cache=cache, nudge=self.number)
         except errors.WiseAttaError as wrong:
             return _of(self.card, wrong)
         except Exception as error:
@@ -83,10 +83,10 @@ class _Task:
         return _of(self.card, f"it comes out at {error:.4f} % here, not at {due:.4f} %. {_WHERE}")
 
 
-def said(number: int | None, runs: int) -> str:
+def which_run(number: int | None, runs: int) -> str:
     """Which run of a card it is, in words.
 
-    >>> said(3, 10), said(None, 10)
+    >>> which_run(3, 10), which_run(None, 10)
     ('nudged run 3 of 10', 'its own run again')
     """
     return "its own run again" if number is None else f"nudged run {number} of {runs}"
@@ -130,7 +130,7 @@ def measure(
     if runs < 2:
         raise errors.BadConfig(f"a spread needs two runs at least, not {runs}")
     tasks: list[_Task] = []
-    found: dict[int, dict[int | None, float]] = {}
+    errors_of: dict[int, dict[int | None, float]] = {}
     for place, card in enumerate(cards):
         try:
             experiment = experiment_of(card)
@@ -139,15 +139,15 @@ def measure(
             yield card, _of(card, error)
             continue
         moved = Experiment.parse({**experiment.model_dump(mode="json"), "fast": {**(fast or {}), **experiment.fast}})
-        found[place] = {}
+        errors_of[place] = {}
         tasks.append(_Task(place, card, None, experiment, data, weights))
         tasks += [_Task(place, card, number, moved, data, weights) for number in range(1, runs + 1)]
-    for task, outcome in _outcomes(tasks, lambda task: task.place in found, jobs, kept, report):
-        card, of_card = task.card, found.get(task.place)
+    for task, outcome in _outcomes(tasks, lambda task: task.place in errors_of, jobs, kept, report):
+        card, of_card = task.card, errors_of.get(task.place)
         if of_card is None:
             continue
         if isinstance(outcome, errors.WiseAttaError):
-            del found[task.place]
+            del errors_of[task.place]
             yield card, outcome
             continue
         of_card[task.number] = outcome
@@ -189,8 +189,8 @@ def _read(file: Path) -> dict[str, float]:
 def _made(tasks: Iterator[_Task], jobs: int) -> Iterator[tuple[_Task, Outcome]]:
     """Run after run, or many at once, none of which waits for the slowest run of a card."""
     if jobs == 1:
-        shelf = Shelf(2)
-        yield from ((task, task.run(shelf)) for task in tasks)
+        cache = StreamCache(2)
+        yield from ((task, task.run(cache)) for task in tasks)
         return
     running: dict[Future[Outcome], _Task] = {}
     with engines.sharing(jobs), engines.pool(jobs) as pool:
@@ -209,21 +209,21 @@ def _made(tasks: Iterator[_Task], jobs: int) -> Iterator[tuple[_Task, Outcome]]:
 
 
 # The streams of a process that runs what others hand to it.
-_shelf = Shelf(2)
+_cache = StreamCache(2)
 
 
 def _there(task: _Task) -> Outcome:
     """A run in another process, which keeps its streams and decodes by itself if need be."""
     workers = task.experiment.workers or 0
-    return replace(task, experiment=task.experiment.model_copy(update={"workers": workers})).run(_shelf)
+    return replace(task, experiment=task.experiment.model_copy(update={"workers": workers})).run(_cache)
 
 
 def measured(card: Mapping[str, Any], **how: Any) -> dict[str, Any]:
     """The spread of one card, see `measure`."""
-    ((_, found),) = measure([card], **how)
-    if isinstance(found, errors.WiseAttaError):
-        raise found
-    return found
+    ((_, spread),) = measure([card], **how)
+    if isinstance(spread, errors.WiseAttaError):
+        raise spread
+    return spread
 
 
 def borrowed(cards: Sequence[Mapping[str, Any]], runs: int = 10) -> dict[str, dict[str, Any]]:
@@ -237,12 +237,12 @@ def borrowed(cards: Sequence[Mapping[str, Any]], runs: int = 10) -> dict[str, di
         if len(nudged(card)) >= runs:
             width = card["spread"]["high"] - card["spread"]["low"]
             sisters.setdefault(family(card), []).append((width, str(card["digest"])))
-    found = {}
+    spreads = {}
     for card in cards:
         if not nudged(card) and (near := sisters.get(family(card))):
             (width, digest), error = max(near), card["results"]["error"]
-            found[str(card["digest"])] = {"nudge": NUDGE, "of": digest, "low": error - width, "high": error + width}
-    return found
+            spreads[str(card["digest"])] = {"nudge": NUDGE, "of": digest, "low": error - width, "high": error + width}
+    return spreads
 
 
 def put_spreads(file: Path, spreads: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -267,15 +267,15 @@ def put_spreads(file: Path, spreads: Mapping[str, Mapping[str, Any]]) -> list[st
             error = whole(card, str(file))["results"]["error"]
         except errors.DataError:
             return
-        found = spreads.get(card["digest"])
-        if found is None:
+        spread = spreads.get(card["digest"])
+        if spread is None:
             return
-        if within(found, error):
-            card["spread"] = dict(found)
+        if within(spread, error):
+            card["spread"] = dict(spread)
         else:
             left_out.append(
-                f"{card['digest']} in {file}: its error, {error:.4f} %, lies outside the spread, {found['low']:.4f} to "
-                f"{found['high']:.4f} %. {_WHERE}"
+                f"{card['digest']} in {file}: its error, {error:.4f} %, lies outside the spread, "
+                f"{spread['low']:.4f} to {spread['high']:.4f} %. {_WHERE}"
             )
 
     if file.suffix == ".zip":

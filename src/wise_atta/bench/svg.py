@@ -1,4 +1,4 @@
-"""How do numbers become a picture? Lines, bars and points as SVG text, coloured by class for light and dark."""
+"""Lines, bars and points as SVG text, coloured by class for light and dark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a card say the truth? Its experiment is run again, here, and held to what the card promises.
+"""The verification of a card: its experiment is run again, here, and held to what the card promises.
 
 Adaptation is chaotic: weights that differ in their last bit can end some tenths of a point apart. So a card promises
 the same digits only where the same arithmetic is done. Elsewhere it promises the first batch's logits, before chaos
@@ -17,10 +17,10 @@ import numpy as np
 
 from wise_atta import errors
 from wise_atta.bench.experiment import Experiment, check_version
-from wise_atta.bench.hold import Shelf
 from wise_atta.bench.inputs import other_inputs
 from wise_atta.bench.place import differences
 from wise_atta.bench.run import Recorder, build, make_card, pick_device, settings
+from wise_atta.bench.stream_cache import StreamCache
 
 # How close the first batch's logits must be on another device, relative to the largest of them. Not to 1 where all are
 # smaller: roid's corrected prior divides logits by the number of classes, and 1e-4 would be a twentieth of them.
@@ -45,12 +45,12 @@ def once(
     *,
     data: Path | None = None,
     weights: Path | None = None,
-    shelf: Shelf | None = None,
+    cache: StreamCache | None = None,
     nudge: int | None = None,
 ) -> dict[str, Any]:
     """The card of a run that leaves nothing on disk."""
     with settings(experiment):
-        built = build(experiment, data=data, weights=weights, shelf=shelf, nudge=nudge)
+        built = build(experiment, data=data, weights=weights, cache=cache, nudge=nudge)
         recorder = Recorder(built)
         for batch in built.stream:
             recorder.step(batch)
@@ -100,17 +100,17 @@ class Verdict:
     def __str__(self) -> str:
         due = "the same digits are due" if self.exact else f"elsewhere ({'; '.join(self.elsewhere)})"
         apart = "" if self.logits is None else f", first logits {self.logits:.1e} apart"
-        found = f"error {self.error:.4f} % on the card, {self.here:.4f} % here{apart}"
+        measured = f"error {self.error:.4f} % on the card, {self.here:.4f} % here{apart}"
         verdict = "holds"
         if self.broken:
             verdict = "does not hold: " + "; ".join([*self.broken, *self.open])
         elif self.open:
             verdict = "nothing speaks against it, but it cannot be told: " + "; ".join(self.open)
-        return f"{self.name} {self.digest}: {due}; {found}: {verdict}"
+        return f"{self.name} {self.digest}: {due}; {measured}: {verdict}"
 
 
 def verify(
-    card: Mapping[str, Any], *, data: Path | None = None, weights: Path | None = None, shelf: Shelf | None = None
+    card: Mapping[str, Any], *, data: Path | None = None, weights: Path | None = None, cache: StreamCache | None = None
 ) -> Verdict:
     """Run a card's experiment again and say whether the card holds.
 
@@ -125,10 +125,10 @@ def verify(
         pick_device(experiment.device)
     except errors.BadConfig:
         experiment = experiment.model_copy(update={"device": "auto"})
-    found = once(experiment, data=data, weights=weights, shelf=shelf)
-    elsewhere = not_due(promised, found["provenance"])
+    again = once(experiment, data=data, weights=weights, cache=cache)
+    elsewhere = not_due(promised, again["provenance"])
     exact = not elsewhere
-    then, now = card["results"], found["results"]
+    then, now = card["results"], again["results"]
     first = card.get("first_batch")
     verdict = Verdict(
         name=experiment.name,
@@ -137,11 +137,11 @@ def verify(
         elsewhere=elsewhere,
         error=then["error"],
         here=now["error"],
-        logits=None if first is None else _apart(first, found["first_batch"]),
+        logits=None if first is None else _apart(first, again["first_batch"]),
     )
-    verdict.broken += other_inputs(promised, found["provenance"])
+    verdict.broken += other_inputs(promised, again["provenance"])
     if exact:
-        if first is not None and first["digest"] != found["first_batch"]["digest"]:
+        if first is not None and first["digest"] != again["first_batch"]["digest"]:
             verdict.broken.append("the first batch's logits have other bits")
         kept = [name for name in then if name not in _NOT_PROMISED]
         verdict.broken += [
@@ -167,12 +167,12 @@ def verify(
 
 def not_due(promised: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Why the digits of a card are not due here; nothing where they are."""
-    found = differences(promised, now)
+    reasons = differences(promised, now)
     if not promised["deterministic"]:
-        found.append("the run was not deterministic")
+        reasons.append("the run was not deterministic")
     if promised.get("excepted"):
-        found.append(f"the card excepts {' and '.join(promised['excepted'])} from the same digits")
-    return found
+        reasons.append(f"the card excepts {' and '.join(promised['excepted'])} from the same digits")
+    return reasons
 
 
 def _same(then: Any, now: Any) -> bool:

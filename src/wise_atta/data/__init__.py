@@ -1,4 +1,4 @@
-"""Which data, which shift, which source model? Benchmarks, corruptions, streams and models by name.
+"""Data sets, corruptions, streams and source models, by name.
 
 >>> from wise_atta.data import StreamSpec, open_stream
 >>> stream, truth = open_stream(StreamSpec(data="digits", batch=64))

@@ -1,4 +1,4 @@
-"""Where do the bytes lie? In a folder, a zip or a tar, each read in place: nothing is ever unpacked.
+"""Folders, zips and tars, each read in place: nothing is ever unpacked.
 
 All three answer the same questions: what a folder contains, what a file holds, and where on disk its bytes begin. They
 can be sent to worker processes and read from several at once.

@@ -1,4 +1,4 @@
-"""Which data sets are known by name, where do they come from, and what do they look like as published?"""
+"""Data sets by name: where they come from, and what they look like as published."""
 
 from __future__ import annotations
 

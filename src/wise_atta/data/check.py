@@ -1,4 +1,4 @@
-"""Is a data set whole? Counted, hashed and decoded; each missing or broken file is named."""
+"""The check of a data set: counted, hashed and decoded; each missing or broken file is named."""
 
 from __future__ import annotations
 

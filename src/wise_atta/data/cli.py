@@ -1,4 +1,4 @@
-"""What data is here, is it whole, and where does the rest come from? `wise-atta data list | check | fetch | make`."""
+"""`wise-atta data list | check | fetch | make`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is in a data set? Named domains, each a list of pictures with their classes, read where they lie.
+"""`Dataset`: named domains, each a list of pictures with their classes, read where they lie.
 
 A picture is known by a key made from its path inside the data set, never by the path itself: folders are named after
 classes, and whoever sees a sample's id must not see its label. The same picture under several corruptions, severities

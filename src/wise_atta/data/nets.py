@@ -1,4 +1,4 @@
-"""Which small networks does this project train itself? One for digits, one family for 32-pixel pictures.
+"""Small networks that this project trains itself: one for digits, one family for 32-pixel pictures.
 
 Their names are part of a checkpoint's card (`wise_atta/resnet18_w32`), so a name keeps its meaning: a changed network
 gets a new name.
@@ -99,7 +99,7 @@ def build(name: str, classes: int = 10) -> nn.Module:
     """
     if name == "digits_cnn":
         return DigitsCNN(classes)
-    found = re.fullmatch(r"resnet18(?:_w([1-9]\d*))?", name)
-    if found is None:
+    match = re.fullmatch(r"resnet18(?:_w([1-9]\d*))?", name)
+    if match is None:
         raise errors.unknown("network", name, ["digits_cnn", "resnet18", "resnet18_w32"])
-    return ResNet18(classes, width=int(found[1] or 64))
+    return ResNet18(classes, width=int(match[1] or 64))

@@ -1,4 +1,4 @@
-"""How does a file become pixels? Decoded to 8 bits, resized and cropped the way published results did it.
+"""Files to pixels: decoded to 8 bits, resized and cropped the way published results did it.
 
 Conversions, all of them:
 

@@ -1,4 +1,4 @@
-"""Which stream is meant, and how does it reach the model? One small description, opened as batches and, apart, truth.
+"""Streams by description: one small specification, opened as batches and, apart, the truth.
 
 Workers read and decode; pixels travel as 8 bits, pinned where there is a GPU; corruptions and the step to [0, 1] run on
 the device. What arrives depends on the description and the data alone, not on the process or the number of workers.
@@ -25,9 +25,10 @@ from torch.utils import data as torch_data
 
 from wise_atta import errors, rng
 from wise_atta.data import catalog
+from wise_atta.data.arrangement import GRADUAL, ORDERS, PROTOCOLS, Arrangement, arrange
 from wise_atta.data.datasets import Dataset, Place, fingerprint, picture_of
 from wise_atta.data.pictures import INTERPOLATIONS
-from wise_atta.stream import GRADUAL, ORDERS, PROTOCOLS, Batch, Plan, arrange
+from wise_atta.stream import Batch
 
 # Names under which a combination of options is known.
 SHORTHANDS: Mapping[str, Mapping[str, Any]] = {
@@ -151,11 +152,11 @@ _DEFAULTS = {field.name: field.default for field in dataclasses.fields(StreamSpe
 class Truth(Mapping[str, int]):
     """The labels of a stream's samples by id, for an annotator and the scorer. A stream itself never carries them."""
 
-    def __init__(self, places: Sequence[Place], plan: Plan) -> None:
+    def __init__(self, places: Sequence[Place], arrangement: Arrangement) -> None:
         self._places = {place.name: (number, place) for number, place in enumerate(places)}
         self._all = list(places)
         self._stride = max((len(place) for place in places), default=1) or 1
-        self._used = np.unique(plan.domain * self._stride + plan.index)
+        self._used = np.unique(arrangement.domain * self._stride + arrangement.index)
 
     def __getitem__(self, sample_id: str) -> int:
         number, place, index = self._locate(sample_id)
@@ -199,11 +200,11 @@ class _Read(NamedTuple):
 class _Reader(torch_data.Dataset[_Read | errors.DataError]):
     """Batch number → its pixels. Runs in the workers, so it is all that they get to see."""
 
-    def __init__(self, places: Sequence[Place], plan: Plan, cut: Mapping[str, Any]) -> None:
-        self._places, self._plan, self._cut = places, plan, cut
+    def __init__(self, places: Sequence[Place], arrangement: Arrangement, cut: Mapping[str, Any]) -> None:
+        self._places, self._arrangement, self._cut = places, arrangement, cut
 
     def __getitem__(self, number: int) -> _Read | errors.DataError:
-        domains, indices = self._plan.batch(number)
+        domains, indices = self._arrangement.batch(number)
         pixels: NDArray[np.uint8] | None = None
         try:
             for row, (domain, index) in enumerate(zip(domains, indices, strict=True)):
@@ -267,13 +268,13 @@ class PictureStream(DataStream):
         spec: StreamSpec,
         dataset: Dataset,
         places: Sequence[Place],
-        plan: Plan,
+        arrangement: Arrangement,
         *,
         device: torch.device,
         workers: int,
         prefetch: int,
     ) -> None:
-        self.spec, self.dataset, self.places, self.plan = spec, dataset, places, plan
+        self.spec, self.dataset, self.places, self.arrangement = spec, dataset, places, arrangement
         self._device, self._workers, self._prefetch = device, workers, prefetch
         # By a plain number a GPU would multiply with its reciprocal, which is off in the last bit.
         self.white = torch.full((), 255.0, device=device)
@@ -285,7 +286,7 @@ class PictureStream(DataStream):
 
     def __len__(self) -> int:
         """How many batches there are."""
-        return len(self.plan)
+        return len(self.arrangement)
 
     @property
     def length(self) -> int:
@@ -294,14 +295,14 @@ class PictureStream(DataStream):
     @property
     def samples(self) -> int:
         """How many samples there are."""
-        return len(self.plan.index)
+        return len(self.arrangement.index)
 
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         """The batches from number `start` on, counted from 0: a run that was interrupted goes on from where it was."""
-        reader = _Reader(self.places, self.plan, self._cut)
+        reader = _Reader(self.places, self.arrangement, self._cut)
         loader = torch_data.DataLoader(
             reader,
             batch_size=None,
@@ -331,13 +332,13 @@ class PictureStream(DataStream):
         self._digests = list(digests)
         if not digests:
             return True
-        read = _Reader(self.places, self.plan, self._cut)[len(digests) - 1]
+        read = _Reader(self.places, self.arrangement, self._cut)[len(digests) - 1]
         if isinstance(read, errors.DataError):
             raise read
         return read.digest.hex() == digests[-1]
 
     def _batch(self, number: int, pixels: Tensor) -> Batch:
-        domains, indices = self.plan.batch(number)
+        domains, indices = self.arrangement.batch(number)
         places = [self.places[domain] for domain in domains]
         ids = [place.id(int(index)) for place, index in zip(places, indices, strict=True)]
         pixels = pixels.to(self._device, non_blocking=True).permute(0, 3, 1, 2).contiguous()
@@ -354,7 +355,7 @@ class PictureStream(DataStream):
             meta["domains"] = tuple(self.places[domain].domain for domain in domains)
         if len(severities) == 1 and (severity := severities.pop()) is not None:
             meta["severity"] = severity
-        meta["reset"] = self.spec.protocol == "ftta" and self.plan.enters(number)
+        meta["reset"] = self.spec.protocol == "ftta" and self.arrangement.enters(number)
         return meta
 
     def _corrupt(self, pixels: Tensor, domains: NDArray[np.int64], indices: NDArray[np.int64]) -> Tensor:
@@ -370,7 +371,7 @@ class PictureStream(DataStream):
 
     def describe(self) -> dict[str, Any]:
         """How many samples of how many, which pictures, how they are cut; after a whole pass a hash of all pixels."""
-        used = np.bincount(self.plan.domain, minlength=len(self.places))
+        used = np.bincount(self.arrangement.domain, minlength=len(self.places))
         return {
             "spec": self.spec.to_dict(),
             "digest": self.spec.digest,
@@ -470,7 +471,7 @@ def open_stream(
     tour = [(domain, severity) for domain in domains for severity in steps]
     stops = list(dict.fromkeys(tour))
     places = [dataset.place(*stop) for stop in stops]
-    plan = arrange(
+    arrangement = arrange(
         [place.labels for place in places],
         [stops.index(stop) for stop in tour] * spec.rounds,
         names=[place.domain for place in places],
@@ -485,8 +486,8 @@ def open_stream(
     device = torch.device(device)
     if workers is None:
         workers = min(8, os.cpu_count() or 1) if device.type == "cuda" else 0
-    stream = PictureStream(spec, dataset, places, plan, device=device, workers=workers, prefetch=prefetch)
-    return stream, Truth(places, plan)
+    stream = PictureStream(spec, dataset, places, arrangement, device=device, workers=workers, prefetch=prefetch)
+    return stream, Truth(places, arrangement)
 
 
 class IterableStream(DataStream):

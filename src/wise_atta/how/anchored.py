@@ -1,8 +1,9 @@
-"""How can few labels train a whole network? Beside many confident predictions of the source model, from buffers."""
+"""Few labels beside many confident predictions of the source model, from buffers, for a whole network."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,37 +12,29 @@ from torch.nn import functional
 
 from wise_atta import errors, signals
 from wise_atta.how.labels import Labels
-from wise_atta.how.optimizer import Optimizer
+from wise_atta.how.optimizer import Kind
 from wise_atta.how.replay import Draw, Kept, Replay, stack
-from wise_atta.how.update import Update, skipped
-from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.how.update import GradientUpdate, skipped
+from wise_atta.model import Forward, Spec, Version, Weights
+from wise_atta.part import SAVED_AS, running
 from wise_atta.stream import Inputs, tree_map
 
 
+@dataclass(eq=False)
 class Anchors(Replay):
     """Labelled samples, with their features under the current model."""
 
-    features: Tensor | None = None
+    features: Tensor | None = running(key="features")
 
-    def measure(self, model: Classifier, version: Version, chunk: int) -> None:
+    def measure(self, model: Weights, version: Version, chunk: int) -> None:
         """Take the features anew, `chunk` samples a forward."""
         inputs = [kept.inputs for kept in self.kept]
-        found = [_features(model, version, inputs[i : i + chunk]) for i in range(0, len(inputs), chunk)]
-        self.features = torch.cat([features.flatten(1).cpu() for features in found]) if found else None
-
-    def reset(self) -> None:
-        super().reset()
-        self.features = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"features": None if self.features is None else self.features.clone()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.features = None if state["features"] is None else state["features"].clone()
+        chunks = [_features(model, version, inputs[i : i + chunk]) for i in range(0, len(inputs), chunk)]
+        self.features = torch.cat([features.flatten(1).cpu() for features in chunks]) if chunks else None
 
 
-class Anchored(Update):
+@dataclass(kw_only=True, eq=False, repr=False)
+class Anchored(GradientUpdate):
     """Some steps on (1 − α)·CE(pseudo) + α·CE(queried), α the share of queried anchors among all (SimATTA).
 
     Pseudo anchors are samples of low entropy under the source model, with its class; queried ones have a label.
@@ -49,11 +42,11 @@ class Anchored(Update):
     Parameters
     ----------
     queried
-        The buffer of labelled samples, which a selector may look at.
+        The buffer of labelled samples, which a selector may look at. None: one of its own.
     adapt
         Which tensors.
-    lr, momentum
-        Of SGD, begun anew with every batch.
+    lr, momentum, nesterov, optimizer
+        See `Optimizer`, begun anew with every batch.
     steps, batch
         Steps a batch of the stream, and how many samples of either buffer each takes, with replacement.
     e_l, most
@@ -66,36 +59,31 @@ class Anchored(Update):
 
     needs_graph = False
 
-    def __init__(
-        self,
-        queried: Anchors | None = None,
-        *,
-        adapt: Spec = "all",
-        lr: float = 1e-4,
-        momentum: float = 0.9,
-        steps: int = 10,
-        batch: int = 32,
-        e_l: float = 0.1,
-        most: int = 100,
-        size: int | None = 300,
-        draw: Draw | None = None,
-        seed: int = 0,
-    ) -> None:
-        if min(steps, batch, most) < 1:
-            raise errors.BadConfig(f"steps, batch and most must be at least 1, not {steps}, {batch} and {most}")
-        self.queried = Anchors(size, name="queried", repeat=True, draw=draw, seed=seed) if queried is None else queried
-        self.pseudo = Replay(size, name="pseudo", repeat=True, draw=draw, seed=seed)
-        self.adapts = {"adapted": adapt}
-        self.lr = lr
-        self.momentum = momentum
-        self.steps = steps
-        self.batch = batch
-        self.e_l = e_l
-        self.most = most
-        self._batches = 0
+    queried: Anchors = field(default=None, kw_only=False, metadata={SAVED_AS: "queried"})  # type: ignore[assignment]
+    lr: float = 1e-4
+    nesterov: bool = False
+    adapt: Spec = "all"
+    steps: int = 10
+    batch: int = 32
+    e_l: float = 0.1
+    most: int = 100
+    size: int | None = 300
+    draw: Draw | None = field(default=None, repr=False)
+    seed: int = 0
+    pseudo: Replay = running(key="pseudo")
+    _batches: int = running(0, key="batches")
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
-        return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=False)
+    def __post_init__(self, optimizer: Kind) -> None:
+        super().__post_init__(optimizer)
+        if min(self.steps, self.batch, self.most) < 1:
+            raise errors.BadConfig(
+                f"steps, batch and most must be at least 1, not {self.steps}, {self.batch} and {self.most}"
+            )
+        buffers: dict[str, Any] = {"repeat": True, "draw": self.draw, "seed": self.seed}
+        if self.queried is None:
+            self.queried = Anchors(self.size, name="queried", **buffers)
+        self.pseudo = Replay(self.size, name="pseudo", **buffers)
+        self.adapts = {"adapted": self.adapt}
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         model = self.model
@@ -133,33 +121,8 @@ class Anchored(Update):
         for i, late in enumerate(labels.late, start=prompt):
             self.queried.add(late.inputs, [late.label], [labels.places[i]], [late.weight])
 
-    def reset(self) -> None:
-        super().reset()
-        self.pseudo.reset()
-        self.queried.reset()
-        self._batches = 0
 
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {
-            "pseudo": self.pseudo.state_dict(),
-            "queried": self.queried.state_dict(),
-            "batches": self._batches,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.pseudo.load_state_dict(state["pseudo"])
-        self.queried.load_state_dict(state["queried"])
-        self._batches = state["batches"]
-        super().load_state_dict(state)
-
-    def __repr__(self) -> str:
-        return (
-            f"Anchored({self.queried!r}, adapt={self.adapts['adapted']!r}, lr={self.lr}, steps={self.steps}, "
-            f"batch={self.batch}, e_l={self.e_l}, most={self.most}, size={self.pseudo.size})"
-        )
-
-
-def _features(model: Classifier, version: Version, samples: Sequence[Inputs]) -> Tensor:
+def _features(model: Weights, version: Version, samples: Sequence[Inputs]) -> Tensor:
     try:
         return model.forward(stack(samples, model.device), version=version).features
     except errors.BadInput:

@@ -1,24 +1,27 @@
-"""How do a label and many predictions share one step? Each loss is weighted by the other's gradient norm."""
+"""A label and many predictions in one step: each loss is weighted by the other's gradient norm."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from wise_atta.how.average import Average
+from wise_atta.average import Average
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy
-from wise_atta.how.optimizer import Kind, Optimizer
-from wise_atta.how.update import Update, skipped
-from wise_atta.model import Classifier, Forward, Spec
+from wise_atta.how.optimizer import Kind
+from wise_atta.how.sums import Loss
+from wise_atta.how.update import GradientUpdate, skipped
+from wise_atta.model import Forward, Spec
+from wise_atta.part import running
 
 # What the two weights add up to: two losses that are already balanced keep a weight of 1 each.
 _SUM = 2.0
 
 
-class Balanced(Update):
+@dataclass(kw_only=True, eq=False, repr=False)
+class Balanced(GradientUpdate):
     """One step on w₁·L_ent + w₂·L_ce, with w₁ = 2g₂/(g₁ + g₂) and w₂ = 2g₁/(g₁ + g₂) by their gradient norms (EATTA).
 
     Both weights are moving averages. A batch without a label takes a step on w₁·L_ent with w₁ as it stands, one without
@@ -36,33 +39,21 @@ class Balanced(Update):
         Of the moving averages of w₁ and w₂.
     """
 
-    objective: Entropy
+    lr: float = 2.5e-4
+    adapt: Spec = "norm"
+    below: float = 0.4
+    weight_momentum: float = 0.8
+    weights: Average = running(key="weights")
 
-    def __init__(
-        self,
-        *,
-        adapt: Spec = "norm",
-        lr: float = 2.5e-4,
-        momentum: float = 0.9,
-        nesterov: bool = True,
-        optimizer: Kind = "sgd",
-        below: float = 0.4,
-        weight_momentum: float = 0.8,
-    ) -> None:
-        self.adapts = {"adapted": adapt}
-        self.lr = lr
-        self.momentum = momentum
-        self.nesterov = nesterov
-        self.kind: Kind = optimizer
-        self.objective = Entropy(below=below)
-        self.weights = Average(weight_momentum)
-
-    def make_optimizer(self, model: Classifier) -> Optimizer:
-        return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
+    def __post_init__(self, optimizer: Kind) -> None:
+        super().__post_init__(optimizer)
+        self.objective = Entropy(below=self.below)
+        self.weights = Average(self.weight_momentum)
+        self.adapts = {"adapted": self.adapt}
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        ent = self.objective(self.model, forward, labels)  # mean H over {H < E₀}, labelled ones left out
-        ce = labels.loss(labels.outputs(self.model, forward)[0]) if labels else None
+        sums = self.sums(forward, labels)
+        ent, ce = sums.unlabelled(), sums.supervised()  # mean H over {H < E₀}, labelled ones left out; CE
         if ent is None and ce is None:
             return skipped()
         by_ent = self._gradient(ent, forward, retain_graph=ce is not None)
@@ -73,29 +64,12 @@ class Balanced(Update):
             self.weights.follow(torch.where(weights.isfinite(), weights, 1.0))
         w1, w2 = (1.0, 1.0) if self.weights.value is None else self.weights.value.to(forward.logits)
         self.optimizer.step({"adapted": [w1 * a + w2 * b for a, b in zip(by_ent, by_ce, strict=True)]})
-        return {name: loss.detach() for name, loss in {"ent": ent, "sup": ce}.items() if loss is not None}
+        return {name: loss.value for name, loss in (("ent", ent), ("sup", ce)) if loss is not None}
 
-    def _gradient(self, loss: Tensor | None, forward: Forward, retain_graph: bool = False) -> list[Tensor]:
+    def _gradient(self, loss: Loss | None, forward: Forward, retain_graph: bool = False) -> list[Tensor]:
         if loss is None:
             return [torch.zeros_like(forward.version.tensors[name]) for name in self.model.layout.groups["adapted"]]
-        return self.model.gradients(loss, forward.version, ["adapted"], retain_graph=retain_graph)["adapted"]
-
-    def reset(self) -> None:
-        super().reset()
-        self.weights.reset()
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"weights": self.weights.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.weights.load_state_dict(state["weights"])
-        super().load_state_dict(state)
-
-    def __repr__(self) -> str:
-        return (
-            f"Balanced(adapt={self.adapts['adapted']!r}, lr={self.lr}, optimizer={self.kind!r}, "
-            f"below={self.objective.below}, weight_momentum={self.weights.momentum})"
-        )
+        return self.model.gradients(loss.graph, forward.version, ["adapted"], retain_graph=retain_graph)["adapted"]
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:

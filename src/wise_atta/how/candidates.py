@@ -1,27 +1,29 @@
-"""Which learning rate, when the stream keeps changing? Try several from the same state and keep what labels favour."""
+"""Candidate learning rates: several are tried from the same state, and labels choose among them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from wise_atta import errors
 from wise_atta.anchor import Anchor
-from wise_atta.how.average import Average
+from wise_atta.average import Average
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective
 from wise_atta.how.optimizer import Kind, Optimizer, check_rate
-from wise_atta.how.update import Update, skipped
-from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.how.update import GradientUpdate, skipped
+from wise_atta.model import Forward, Spec, Version, Weights
+from wise_atta.part import running
 from wise_atta.stream import tree_map
 
 RATES = (5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3)
 
 
-class Candidates(Update):
+@dataclass(kw_only=True, eq=False, repr=False)
+class Candidates(GradientUpdate):
     """A step on unlabelled samples at the best of several learning rates, then a supervised step (HILTTA).
 
     All candidates start from the same state, so they share one gradient; momenta do not depend on the rate, and the
@@ -44,57 +46,47 @@ class Candidates(Update):
         Of the unsupervised step, see `Optimizer`.
     """
 
-    objective: Objective
+    objective: Objective | None = field(default=None, kw_only=False)
+    rates: Sequence[float] = RATES
+    score_momentum: float = 0.5
+    supervised_lr: float = 1e-5
+    norm: Spec = "norm"
+    # No option: what a step adds at this rate is the direction that every candidate goes.
+    lr: float = field(default=1.0, init=False, repr=False)
+    supervised: Optimizer = running(key="supervised")
+    scores: Average = running(key="scores")
 
-    def __init__(
-        self,
-        objective: Objective | None = None,
-        *,
-        rates: Sequence[float] = RATES,
-        score_momentum: float = 0.5,
-        supervised_lr: float = 1e-5,
-        norm: Spec = "norm",
-        momentum: float = 0.9,
-        nesterov: bool = True,
-        optimizer: Kind = "sgd",
-    ) -> None:
-        if not rates:
+    def __post_init__(self, optimizer: Kind) -> None:
+        super().__post_init__(optimizer)
+        if not self.rates:
             raise errors.BadConfig("there is no learning rate to choose from: give rates at least one")
-        for rate in (*rates, supervised_lr):
+        for rate in (*self.rates, self.supervised_lr):
             check_rate(rate)
-        self.objective = objective or Entropy()
-        self.rates = tuple(rates)
-        self.scores = Average(score_momentum)
-        self.supervised_lr = supervised_lr
-        self.momentum = momentum
-        self.nesterov = nesterov
-        self.kind: Kind = optimizer
-        self.adapts = {"norm": norm, "rest": "all"}
+        self.objective = Entropy() if self.objective is None else self.objective
+        self.rates = tuple(self.rates)
+        self.scores = Average(self.score_momentum)
+        self.adapts = {"norm": self.norm, "rest": "all"}
 
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+    def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         super().start(model, anchor)
         self.supervised = Optimizer(model, kind="adam", lr=self.supervised_lr, share=self.optimizer)
-
-    def make_optimizer(self, model: Classifier) -> Optimizer:
-        # The rate is 1: what a step then adds is the direction that every candidate goes.
-        return Optimizer(model, kind=self.kind, lr=1.0, momentum=self.momentum, nesterov=self.nesterov)
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         model, losses, where = self.model, dict[str, Tensor](), self.model.layout.slices["norm"]
         unlabelled = self._unlabelled(forward, labels)
-        loss = None if unlabelled is None else self.objective(model, unlabelled, Labels())
+        loss = None if unlabelled is None else self.sums(unlabelled, Labels()).unlabelled()
         if loss is None and not labels:
             return skipped()
         if loss is not None and unlabelled is not None:
             begin = self.optimizer.flat[where].detach().clone()
-            self.optimizer.step(model.gradients(loss, unlabelled.version, ["norm"]), publish=False)
+            self.optimizer.step(model.gradients(loss.graph, unlabelled.version, ["norm"]), publish=False)
             line = _Line(begin, self.optimizer.flat[where] - begin)
             if labels:
                 self.scores.follow(self._score(forward, labels, line))
             best = 0 if self.scores.value is None else int(self.scores.value.argmin())
             # Where the supervised step follows, both are published together.
             self.optimizer.move(line.at(self.rates[best], self.optimizer.flat, where), publish=not labels)
-            losses |= {"loss": loss.detach(), "rate": torch.tensor(self.rates[best])}
+            losses |= {"loss": loss.value, "rate": torch.tensor(self.rates[best])}
         if labels:
             again = model.forward(forward.inputs, version=self.optimizer.unseen, grad=True)
             supervised = labels.loss(labels.outputs(model, again)[0])
@@ -123,32 +115,6 @@ class Candidates(Update):
             apart.append((tried.logits.softmax(dim=1) - source)[rest].square().mean())
             wrong.append(labels.loss(labels.outputs(model, tried, grad=False)[0]))
         return _scaled(torch.stack(apart)) + _scaled(torch.stack(wrong))
-
-    def reset(self) -> None:
-        self.supervised.forget()
-        super().reset()
-        self.scores.reset()
-
-    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
-        self.supervised.forget()
-        super().restore(snapshot)
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {
-            "supervised": self.supervised.state_dict(),
-            "scores": self.scores.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.scores.load_state_dict(state["scores"])
-        self.supervised.load_state_dict(state["supervised"])
-        super().load_state_dict(state)
-
-    def __repr__(self) -> str:
-        return (
-            f"Candidates({self.objective!r}, rates={self.rates}, score_momentum={self.scores.momentum}, "
-            f"supervised_lr={self.supervised_lr}, norm={self.adapts['norm']!r}, optimizer={self.kind!r})"
-        )
 
 
 class _Line:

@@ -1,17 +1,20 @@
-"""How does an unlabelled method learn? One step on one objective (tent and its kin)."""
+"""One step a batch on one unlabelled objective (tent and its kin)."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from wise_atta.how.labels import Labels
-from wise_atta.how.objective import Entropy, Objective, Prepared
-from wise_atta.how.optimizer import Kind, Optimizer, check_pull
-from wise_atta.how.update import Update, skipped
-from wise_atta.model import Classifier, Forward, Gradients, Spec
+from wise_atta.how.objective import Entropy, Objective
+from wise_atta.how.optimizer import Kind, check_pull
+from wise_atta.how.update import GradientUpdate, skipped
+from wise_atta.model import Forward, Spec
 
 
-class Descend(Update):
+@dataclass(kw_only=True, eq=False, repr=False)
+class Descend(GradientUpdate):
     """One optimizer step a batch on an unlabelled objective; labels are not used.
 
     Parameters
@@ -26,55 +29,25 @@ class Descend(Update):
         How far the tensors go back to the source after each step: θ ← (1 − pull)·θ + pull·θ₀.
     """
 
-    objective: Objective
+    objective: Objective | None = field(default=None, kw_only=False)
+    adapt: Spec = "norm"
+    pull: float = 0.0
 
-    def __init__(
-        self,
-        objective: Objective | None = None,
-        *,
-        adapt: Spec = "norm",
-        lr: float = 1e-3,
-        momentum: float = 0.9,
-        nesterov: bool = True,
-        optimizer: Kind = "sgd",
-        pull: float = 0.0,
-    ) -> None:
-        check_pull(pull)
-        self.objective = objective or Entropy()
-        self.adapts = {"adapted": adapt}
-        self.lr = lr
-        self.momentum = momentum
-        self.nesterov = nesterov
-        self.kind: Kind = optimizer
-        self.pull = pull
+    def __post_init__(self, optimizer: Kind) -> None:
+        super().__post_init__(optimizer)
+        check_pull(self.pull)
+        self.objective = Entropy() if self.objective is None else self.objective
+        self.adapts = {"adapted": self.adapt}
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
-        return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
-
-    def start_early(self, forward: Forward) -> None:
-        forward.early = self._by_slope(forward, forward.prepared)
+    @property
+    def unlabelled_step(self) -> tuple[str, float]:
+        return "adapted", 1.0
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        prepared = forward.prepared
-        loss: Tensor | None
-        gradients: Gradients
-        if isinstance(prepared, Prepared):
-            if prepared.empty(labels):
-                return skipped()
-            gradients = forward.early or self._by_slope(forward, prepared, labels)
-            loss = prepared.value(labels)
-        else:
-            loss = self.objective(self.model, forward, labels)
-            if loss is None:
-                return skipped()
-            gradients = self.model.gradients(loss, forward.version, ["adapted"])
-        self.optimizer.step(gradients, publish=False)
+        sums = self.sums(forward, labels)
+        loss = sums.unlabelled()
+        if loss is None:
+            return skipped()
+        self.optimizer.step(sums.gradients("adapted", (1.0, loss)), publish=False)
         self.optimizer.finish(self.pull)
-        return {"loss": loss.detach()}
-
-    def _by_slope(self, forward: Forward, prepared: Prepared, labels: Labels | None = None) -> Gradients:
-        return self.model.pull(forward, prepared.slope(labels=labels), ["adapted"])
-
-    def __repr__(self) -> str:
-        parts = f"{self.objective!r}, adapt={self.adapts['adapted']!r}, lr={self.lr}, optimizer={self.kind!r}"
-        return f"{type(self).__name__}({parts}, pull={self.pull})"
+        return {"loss": loss.value}

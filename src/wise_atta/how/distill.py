@@ -1,8 +1,9 @@
-"""How does a small model learn from a stronger one that adapts too? By distillation on few samples, again and again."""
+"""Distillation from a stronger model that adapts too, on few samples, again and again."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,17 +11,18 @@ from torch.nn import functional
 
 from wise_atta import errors, signals
 from wise_atta.anchor import Anchor
-from wise_atta.how.filters import trust
 from wise_atta.how.labels import Labels
-from wise_atta.how.optimizer import Optimizer, check_rate
+from wise_atta.how.optimizer import Kind, Optimizer, check_rate
 from wise_atta.how.replay import Draw, Replay, stack
-from wise_atta.how.update import Update, skipped
-from wise_atta.model import Classifier, Forward, Spec
+from wise_atta.how.update import GradientUpdate, Question, skipped
+from wise_atta.model import Forward, Spec, Weights
+from wise_atta.part import SAVED_AS, Part, running
+from wise_atta.signals import trust
 from wise_atta.stream import Inputs, tree_map
-from wise_atta.who import Query
 
 
-class Tutor:
+@dataclass(eq=False)
+class Tutor(Part):
     """A stronger model that adapts as well: one step on the mean of exp(E₀ − H)·H over what it is shown.
 
     Parameters
@@ -34,24 +36,26 @@ class Tutor:
         E₀ as a share of ln C.
     """
 
-    def __init__(
-        self, teacher: nn.Module | Classifier, *, lr: float = 2.5e-4, momentum: float = 0.9, below: float = 0.4
-    ) -> None:
-        if not isinstance(teacher, nn.Module | Classifier):
-            raise errors.BadConfig(f"the teacher must be a module or a Classifier, not {type(teacher).__name__}")
-        check_rate(lr)
-        self.teacher = teacher
-        self.lr = lr
-        self.momentum = momentum
-        self.below = below
+    teacher: nn.Module | Weights
+    _: KW_ONLY
+    lr: float = 2.5e-4
+    momentum: float = 0.9
+    below: float = 0.4
 
-    def start(self, student: Classifier) -> None:
+    def __post_init__(self) -> None:
+        if self.teacher is None:
+            raise errors.BadConfig("there is no teacher: give teacher=, a stronger model of the same classes")
+        if not isinstance(self.teacher, nn.Module | Weights):
+            raise errors.BadConfig(f"the teacher must be a module or a Classifier, not {type(self.teacher).__name__}")
+        check_rate(self.lr)
+
+    def start(self, student: Weights) -> None:
         """Get ready to teach this student. What the teacher runs is counted as the student's work."""
         if hasattr(self, "model"):
             raise errors.BadConfig("this Tutor teaches for another adapter already: make one for each")
         teacher = self.teacher
-        model = teacher if isinstance(teacher, Classifier) else student.like(teacher, statistics="renorm")
-        if isinstance(teacher, Classifier):
+        model = teacher if isinstance(teacher, Weights) else student.like(teacher, statistics="renorm")
+        if isinstance(teacher, Weights):
             theirs, own = (m.outputs if m.classes is None else len(m.classes) for m in (teacher, student))
         else:
             theirs, own = model.outputs, student.outputs
@@ -90,16 +94,18 @@ class Tutor:
             "running": None if running is None else running.detach().cpu().clone(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         running = state["running"]
         self.model.running = None if running is None else running.to(self.model.device, copy=True)
 
     def __repr__(self) -> str:
-        return f"Tutor({type(self.teacher).__name__}, lr={self.lr}, below={self.below})"
+        options = f"lr={self.lr}, momentum={self.momentum}, below={self.below}"
+        return f"Tutor({type(self.teacher).__name__}, {options})"
 
 
-class Distillation(Update):
+@dataclass(kw_only=True, eq=False, repr=False)
+class Distillation(GradientUpdate):
     """Learn from a teacher of one's own, in batches of questions that have queued up, and from replayed ones (CEMA).
 
     With every full queue the teacher takes a step on it; then the student takes one on queue and replayed samples, with
@@ -118,8 +124,8 @@ class Distillation(Update):
         What one of its labels costs: 1, or 0, which takes the budget out of play.
     adapt
         Which tensors of the student.
-    lr, momentum
-        Of the student's SGD.
+    lr, momentum, nesterov, optimizer
+        Of the student, see `Optimizer`.
     entropy, kl, ce
         Weights of the three losses.
     below
@@ -136,61 +142,49 @@ class Distillation(Update):
 
     needs_graph = False
 
-    def __init__(
-        self,
-        tutor: Tutor,
-        *,
-        cost: int = 1,
-        adapt: Spec = "norm",
-        lr: float = 2.5e-3,
-        momentum: float = 0.9,
-        entropy: float = 3.0,
-        kl: float = 3.0,
-        ce: float = 1.0,
-        below: float = 0.4,
-        queue: int = 32,
-        replayed: int = 96,
-        alone: int = 128,
-        ready: int = 256,
-        size: int | None = 300,
-        draw: Draw | None = None,
-        seed: int = 0,
-    ) -> None:
-        if cost not in (0, 1):
-            raise errors.BadConfig(f"a teacher's label costs 1 like any other, or 0 where it is free, not {cost}")
-        if queue < 2 or min(replayed, alone, ready) < 0:
+    tutor: Tutor = field(kw_only=False, metadata={SAVED_AS: "tutor"})
+    cost: int = 1
+    lr: float = 2.5e-3
+    nesterov: bool = False
+    adapt: Spec = "norm"
+    entropy: float = 3.0
+    kl: float = 3.0
+    ce: float = 1.0
+    below: float = 0.4
+    queue: int = 32
+    replayed: int = 96
+    alone: int = 128
+    ready: int = 256
+    size: int | None = 300
+    draw: Draw | None = field(default=None, repr=False)
+    seed: int = 0
+    replay: Replay = running(key="replay")
+    _steps: int = running(0, key="steps")
+
+    def __post_init__(self, optimizer: Kind) -> None:
+        super().__post_init__(optimizer)
+        if self.cost not in (0, 1):
+            raise errors.BadConfig(f"a teacher's label costs 1 like any other, or 0 where it is free, not {self.cost}")
+        if self.queue < 2 or min(self.replayed, self.alone, self.ready) < 0:
             raise errors.BadConfig(
-                f"replayed, alone and ready must be at least 0 and queue at least 2, not replayed={replayed}, "
-                f"alone={alone}, ready={ready}, queue={queue}"
+                "replayed, alone and ready must be at least 0 and queue at least 2, not "
+                f"replayed={self.replayed}, alone={self.alone}, ready={self.ready}, queue={self.queue}"
             )
-        if size is not None and size < ready:
-            raise errors.BadConfig(f"a buffer of size {size} never holds the {ready} samples that replay waits for")
-        self.tutor = tutor
-        self.teacher_cost = cost
-        self.adapts = {"adapted": adapt}
-        self.lr = lr
-        self.momentum = momentum
-        self.entropy = entropy
-        self.kl = kl
-        self.ce = ce
-        self.below = below
-        self.queue = queue
-        self.replayed = replayed
-        self.alone = alone
-        self.ready = ready
-        self.replay = Replay(size, draw=draw, seed=seed)
-        self._steps = 0
+        if self.size is not None and self.size < self.ready:
+            raise errors.BadConfig(
+                f"a buffer of size {self.size} never holds the {self.ready} samples that replay waits for"
+            )
+        self.replay = Replay(self.size, draw=self.draw, seed=self.seed)
+        self.teacher_cost = self.cost
+        self.adapts = {"adapted": self.adapt}
         self._losses: dict[str, Tensor] = {}
         self._sent = 0
 
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+    def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         self.tutor.start(model)
         super().start(model, anchor)
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
-        return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=False)
-
-    def consult(self, forward: Forward, questions: Sequence[Query], sent: int) -> dict[str, int]:
+    def consult(self, forward: Forward, questions: Sequence[Question], sent: int) -> dict[str, int]:
         # The statistics that samples are distilled with know of this batch.
         self.model.commit(forward.statistics)
         self._sent = sent
@@ -239,12 +233,6 @@ class Distillation(Update):
         classes: list[int] = sure.tolist()
         return classes
 
-    def reset(self) -> None:
-        super().reset()
-        self.tutor.reset()
-        self.replay.reset()
-        self._steps = 0
-
     def snapshot(self) -> dict[str, Tensor]:
         teacher, running = self.tutor.model.live.flat, self.tutor.model.running
         return super().snapshot() | {"teacher": teacher} | ({} if running is None else {"running": running})
@@ -254,25 +242,6 @@ class Distillation(Update):
         self.tutor.optimizer.forget()
         self.tutor.optimizer.move(snapshot["teacher"])
         self.tutor.model.running = snapshot.get("running")
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {
-            "tutor": self.tutor.state_dict(),
-            "replay": self.replay.state_dict(),
-            "steps": self._steps,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.tutor.load_state_dict(state["tutor"])
-        self.replay.load_state_dict(state["replay"])
-        self._steps = state["steps"]
-        super().load_state_dict(state)
-
-    def __repr__(self) -> str:
-        return (
-            f"Distillation({self.tutor!r}, cost={self.teacher_cost}, adapt={self.adapts['adapted']!r}, lr={self.lr}, "
-            f"entropy={self.entropy}, kl={self.kl}, ce={self.ce}, queue={self.queue}, replay={self.replay!r})"
-        )
 
 
 def _require_same(theirs: int | None, own: int | None) -> None:

@@ -1,8 +1,9 @@
-"""Which values mattered to the source model? The diagonal of its Fisher information, and a penalty that spares them."""
+"""The diagonal of the source model's Fisher information, and a penalty that spares what mattered to it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -12,7 +13,8 @@ from torch.nn import functional
 from wise_atta import errors
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Objective
-from wise_atta.model import Classifier, Forward
+from wise_atta.model import Forward, Weights
+from wise_atta.part import SAVED_AS
 from wise_atta.stream import Batch, Inputs, size, tree_map
 
 SourceData: TypeAlias = Iterable[Inputs | Batch]
@@ -21,15 +23,15 @@ SourceData: TypeAlias = Iterable[Inputs | Batch]
 def check_source(source: SourceData | None) -> SourceData:
     """Source data, or an error that says what it must be."""
     if source is None or isinstance(source, Tensor | Batch | Mapping | str):
-        given = "nothing was given" if source is None else f"not one {type(source).__name__}"
+        instead = "nothing was given" if source is None else f"not one {type(source).__name__}"
         raise errors.BadConfig(
-            f"source data is needed: an iterable of batches of inputs as `predict` takes them, {given}. "
+            f"source data is needed: an iterable of batches of inputs as `predict` takes them, {instead}. "
             "For example source=[x for x, _ in loader]"
         )
     return source
 
 
-def fisher(model: Classifier, source: SourceData, samples: int = 2000) -> Tensor:
+def fisher(model: Weights, source: SourceData, samples: int = 2000) -> Tensor:
     """F = (1/B) Σ_b g_b², with g_b the gradient of batch b's mean cross-entropy on its own argmax labels.
 
     One number for each adapted value, tensor after tensor. The last batch is cut so that there are `samples` in all;
@@ -56,6 +58,7 @@ def fisher(model: Classifier, source: SourceData, samples: int = 2000) -> Tensor
     return total / batches
 
 
+@dataclass(eq=False)
 class SourcePenalty(Objective):
     """An objective plus weight·Σ F·(θ − θ₀)², which keeps what mattered to the source model where it was.
 
@@ -69,46 +72,43 @@ class SourcePenalty(Objective):
         Of the penalty, and how many source samples it is measured on.
     """
 
-    def __init__(
-        self, objective: Objective, source: SourceData | None, *, weight: float = 2000.0, samples: int = 2000
-    ) -> None:
-        if weight < 0 or samples < 1:
-            raise errors.BadConfig(f"weight must be at least 0 and samples at least 1, not {weight} and {samples}")
-        self.objective = objective
-        self.needs_statistics = objective.needs_statistics
-        self.source = check_source(source)
-        self.weight = weight
-        self.samples = samples
+    objective: Objective = field(metadata={SAVED_AS: "objective"})
+    source: SourceData | None = field(repr=False)
+    _: KW_ONLY
+    weight: float = 2000.0
+    samples: int = 2000
 
-    def start(self, model: Classifier) -> None:
+    def __post_init__(self) -> None:
+        if self.weight < 0 or self.samples < 1:
+            raise errors.BadConfig(
+                f"weight must be at least 0 and samples at least 1, not {self.weight} and {self.samples}"
+            )
+        self.needs_statistics = self.objective.needs_statistics
+        self.source = check_source(self.source)
+
+    def start(self, model: Weights) -> None:
         self.objective.start(model)
-        self._fisher = fisher(model, self.source, self.samples)
+        self._fisher = fisher(model, check_source(self.source), self.samples)
         self._origin = _join(model.source().tensors.values())
 
-    def __call__(self, model: Classifier, forward: Forward, labels: Labels) -> Tensor | None:
+    def __call__(self, model: Weights, forward: Forward, labels: Labels) -> Tensor | None:
         loss = self.objective(model, forward, labels)
         if loss is None:
             return None
         moved = _join(forward.version.tensors.values()) - self._origin
         return loss + self.weight * (self._fisher * moved.square()).sum()
 
-    def reset(self) -> None:
-        self.objective.reset()
-
     def state_dict(self) -> dict[str, Any]:
-        return {"objective": self.objective.state_dict(), "fisher": self._fisher.cpu().clone()}
+        return super().state_dict() | {"fisher": self._fisher.cpu().clone()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if state["fisher"].shape != self._fisher.shape:
             raise errors.StateMismatch(
                 f"the state holds the Fisher information of {state['fisher'].numel()} values, "
                 f"this model adapts {self._fisher.numel()}"
             )
-        self.objective.load_state_dict(state["objective"])
+        super().load_state_dict(state)
         self._fisher = state["fisher"].to(self._fisher, copy=True)
-
-    def __repr__(self) -> str:
-        return f"SourcePenalty({self.objective!r}, weight={self.weight}, samples={self.samples})"
 
 
 def _join(tensors: Iterable[Tensor]) -> Tensor:

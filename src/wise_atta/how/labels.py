@@ -1,4 +1,4 @@
-"""Which labels are learned now? Those of this batch, read off its forward, and late ones, each by its own forward."""
+"""The labels that are learned now: those of this batch, read off its forward, and late ones, each by its own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from wise_atta.model import Classifier, Forward, Statistics
+from wise_atta.model import Forward, Statistics, Weights
 from wise_atta.stream import Inputs
 
 
@@ -51,7 +51,6 @@ class Labels:
         self.labels = [*labels, *(item.label for item in late)]
         self.weights = [*([1.0] * len(self.rows) if weights is None else weights), *(item.weight for item in late)]
         self._ready: tuple[Tensor, Tensor, Tensor] | None = None
-        self._slopes: list[Tensor] | None = None
 
     def on(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, classes and weights beside the logits, copied there once: a rule asks for them several times."""
@@ -78,7 +77,7 @@ class Labels:
             mask[self.on(forward.logits)[0]] = True
         return mask
 
-    def outputs(self, model: Classifier, forward: Forward, *, grad: bool = True) -> tuple[Tensor, Tensor]:
+    def outputs(self, model: Weights, forward: Forward, *, grad: bool = True) -> tuple[Tensor, Tensor]:
         """Logits with their graph, and features, of all labelled samples under the forward's version."""
         rows = self.on(forward.logits)[0]
         logits, features = [forward.logits[rows]], [forward.features[rows]]
@@ -89,17 +88,6 @@ class Labels:
             logits.append(own.logits)
             features.append(own.features)
         return torch.cat(logits), torch.cat(features)
-
-    def slopes(self, logits: Tensor) -> list[Tensor]:
-        """∂L_sup/∂logits at the labelled rows, where all labels are prompt: w·(p − 1[y])/|Q|, worked out once."""
-        if self._slopes is None:
-            self._slopes = []
-            for row, label, weight in zip(self.rows, self.labels, self.weights, strict=True):
-                slope = logits[row].detach().softmax(dim=0)
-                slope[label].sub_(1)
-                scale = weight / len(self)
-                self._slopes.append(slope if scale == 1 else slope.mul_(scale))
-        return self._slopes
 
     def loss(self, logits: Tensor) -> Tensor:
         """L_sup = (1/|Q|) Σ w·(−log p_y), with w = 1 unless an answer says otherwise."""

@@ -1,22 +1,24 @@
-"""What teaches more than entropy? Likelihood ratios of certain, diverse samples, and agreement with a view of them."""
+"""Likelihood ratios of certain, diverse samples, and agreement with a view of them."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from wise_atta import errors, rng, signals
-from wise_atta.how.average import Average
+from wise_atta.average import Average
 from wise_atta.how.consistency import symmetric_cross_entropy
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Objective
 from wise_atta.how.views import Augment, Augmentation
-from wise_atta.model import Classifier, Forward
+from wise_atta.model import Forward, Weights
+from wise_atta.part import running
 from wise_atta.stream import Inputs, tree_map
 
 
+@dataclass(kw_only=True, eq=False)
 class LikelihoodRatio(Objective):
     """(1/n) Σ_S w·(soft likelihood ratio + consistency with one view) over the diverse, unlabelled samples S.
 
@@ -37,32 +39,28 @@ class LikelihoodRatio(Objective):
         Of the view. The one of batch t depends on the seed and t alone.
     """
 
-    def __init__(
-        self,
-        *,
-        clip: float = 0.99,
-        eps: float = 1e-5,
-        temperature: float = 1 / 3,
-        mean_momentum: float = 0.9,
-        consistency: bool = True,
-        augment: Augmentation | None = None,
-        seed: int = 0,
-    ) -> None:
-        if not 0 < clip < 1 or eps <= 0 or temperature <= 0:
-            raise errors.BadConfig(
-                f"clip must be in (0, 1), eps and temperature above 0, not {clip}, {eps} and {temperature}"
-            )
-        self.clip = clip
-        self.eps = eps
-        self.temperature = temperature
-        self.mean = Average(mean_momentum)
-        self.consistency = consistency
-        self.needs_statistics = consistency
-        self.augment = Augment(padding="reflect", blur=None, noise=0.0) if augment is None else augment
-        self.seed = seed
-        self._batches = 0
+    clip: float = 0.99
+    eps: float = 1e-5
+    temperature: float = 1 / 3
+    mean_momentum: float = 0.9
+    consistency: bool = True
+    augment: Augmentation = field(default=None, repr=False)  # type: ignore[assignment]  # None: `Augment`
+    seed: int = 0
+    mean: Average = running(key="mean")
+    _batches: int = running(0, key="batches")
 
-    def __call__(self, model: Classifier, forward: Forward, labels: Labels) -> Tensor | None:
+    def __post_init__(self) -> None:
+        if not 0 < self.clip < 1 or self.eps <= 0 or self.temperature <= 0:
+            raise errors.BadConfig(
+                f"clip must be in (0, 1), eps and temperature above 0, not {self.clip}, {self.eps} and "
+                f"{self.temperature}"
+            )
+        self.mean = Average(self.mean_momentum)
+        self.needs_statistics = self.consistency
+        if self.augment is None:
+            self.augment = Augment(padding="reflect", blur=None, noise=0.0)
+
+    def __call__(self, model: Weights, forward: Forward, labels: Labels) -> Tensor | None:
         logits, (n, classes) = forward.logits, forward.logits.shape
         probs = logits.softmax(dim=1)
         seen = probs.detach()
@@ -83,7 +81,7 @@ class LikelihoodRatio(Objective):
         self._batches += 1
         return loss
 
-    def _view(self, model: Classifier, forward: Forward, keep: Tensor) -> Tensor:
+    def _view(self, model: Weights, forward: Forward, keep: Tensor) -> Tensor:
         generator = rng.torch_cpu(self.seed, "view", self._batches)
         kept: Inputs = tree_map(lambda leaf: leaf[keep], forward.inputs)
         # A single sample has no batch statistics of its own: it takes those of the batch it comes from.
@@ -94,23 +92,6 @@ class LikelihoodRatio(Objective):
             statistics=forward.statistics if alone else None,
             grad=True,
         ).logits
-
-    def reset(self) -> None:
-        self.mean.reset()
-        self._batches = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"mean": self.mean.state_dict(), "batches": self._batches}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.mean.load_state_dict(state["mean"])
-        self._batches = state["batches"]
-
-    def __repr__(self) -> str:
-        return (
-            f"LikelihoodRatio(clip={self.clip}, temperature={self.temperature:.4g}, mean={self.mean!r}, "
-            f"consistency={self.consistency}, seed={self.seed})"
-        )
 
 
 def _scaled(x: Tensor) -> Tensor:

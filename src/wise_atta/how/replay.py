@@ -1,15 +1,16 @@
-"""Which samples are worth another look? A buffer of past ones, on the CPU, the oldest leaving first."""
+"""A buffer of past samples for another look, on the CPU, the oldest leaving first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from wise_atta import errors, rng
+from wise_atta.part import Part, running
 from wise_atta.stream import Inputs, tree_map
 
 # (stored, wanted, counter) → places in the buffer.
@@ -26,7 +27,8 @@ class Kept:
     place: tuple[int, int]
 
 
-class Replay:
+@dataclass(eq=False)
+class Replay(Part):
     """A buffer of samples with their classes.
 
     Parameters
@@ -50,23 +52,17 @@ class Replay:
     (2, 3)
     """
 
-    def __init__(
-        self,
-        size: int | None = 300,
-        *,
-        name: str = "replay",
-        repeat: bool = False,
-        draw: Draw | None = None,
-        seed: int = 0,
-    ) -> None:
-        if size is not None and size < 1:
-            raise errors.BadConfig(f"a buffer of size {size} keeps nothing: give at least 1, or None to keep all")
-        self.size = size
-        self.name = name
-        self.repeat = repeat
-        self.draw = draw
-        self.seed = seed
-        self.kept: list[Kept] = []
+    size: int | None = 300
+    _: KW_ONLY
+    name: str = "replay"
+    repeat: bool = False
+    draw: Draw | None = field(default=None, repr=False)
+    seed: int = 0
+    kept: list[Kept] = running([], key="kept")
+
+    def __post_init__(self) -> None:
+        if self.size is not None and self.size < 1:
+            raise errors.BadConfig(f"a buffer of size {self.size} keeps nothing: give at least 1, or None to keep all")
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -103,17 +99,14 @@ class Replay:
         places = generator.integers(stored, size=count) if self.repeat else generator.permutation(stored)[:count]
         return [int(place) for place in places]
 
-    def reset(self) -> None:
-        self.kept = []
-
     def state_dict(self) -> dict[str, Any]:
-        return {"kept": [[kept.inputs, kept.label, kept.weight, *kept.place] for kept in self.kept]}
+        return super().state_dict() | {
+            "kept": [[kept.inputs, kept.label, kept.weight, *kept.place] for kept in self.kept]
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         self.kept = [Kept(inputs, label, weight, (batch, row)) for inputs, label, weight, batch, row in state["kept"]]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(size={self.size}, seed={self.seed})"
 
 
 def stack(samples: Sequence[Inputs], device: torch.device) -> Inputs:

@@ -1,8 +1,9 @@
-"""How does a model that adapts for long keep what it knew? Some of its values return to the source, at random."""
+"""A way back for a model that adapts for long: some of its values return to the source, at random."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TypeAlias
 
 import torch
@@ -15,6 +16,7 @@ from wise_atta.model import Layout
 Draws: TypeAlias = Callable[[Mapping[str, torch.Size], torch.Generator], Mapping[str, Tensor]]
 
 
+@dataclass(eq=False)
 class Restore:
     """Every value returns to its source value with a small probability.
 
@@ -28,20 +30,19 @@ class Restore:
         The draw of batch t depends on the seed and t alone.
     """
 
-    def __init__(self, probability: float = 0.001, *, draws: Draws | None = None, seed: int = 0) -> None:
-        if not 0 <= probability <= 1:
-            raise errors.BadConfig(f"the probability to restore a value must be in [0, 1], not {probability}")
-        self.probability = probability
-        self.draws = _uniform if draws is None else draws
-        self.seed = seed
+    probability: float = 0.001
+    _: KW_ONLY
+    draws: Draws | None = field(default=None, repr=False)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.probability <= 1:
+            raise errors.BadConfig(f"the probability to restore a value must be in [0, 1], not {self.probability}")
 
     def draw(self, layout: Layout, number: int) -> Tensor:
         """A flat vector, true where a value returns at batch `number`."""
-        draws = self.draws(layout.shapes, rng.torch_cpu(self.seed, "restore", number))
+        draws = (self.draws or _uniform)(layout.shapes, rng.torch_cpu(self.seed, "restore", number))
         return layout.flatten({name: draw < self.probability for name, draw in draws.items()})
-
-    def __repr__(self) -> str:
-        return f"Restore({self.probability}, seed={self.seed})"
 
 
 def _uniform(shapes: Mapping[str, torch.Size], generator: torch.Generator) -> dict[str, Tensor]:

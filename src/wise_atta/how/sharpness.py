@@ -1,21 +1,22 @@
-"""Is the loss flat around here? A step by the gradient at the point of largest loss nearby."""
+"""Sharpness-aware steps: by the gradient at the point of largest loss nearby."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from wise_atta import errors, signals
-from wise_atta.how.average import Average
-from wise_atta.how.filters import confident
+from wise_atta.average import Average
 from wise_atta.how.labels import Labels
-from wise_atta.how.optimizer import Optimizer
-from wise_atta.how.update import Update, skipped
-from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.how.optimizer import Kind, Optimizer
+from wise_atta.how.update import GradientUpdate, skipped
+from wise_atta.model import Forward, Spec, Version, Weights
+from wise_atta.part import running
+from wise_atta.signals import confident
 
 
 def climb(version: Version, gradients: Mapping[str, list[Tensor]], rho: float) -> Version:
@@ -24,13 +25,14 @@ def climb(version: Version, gradients: Mapping[str, list[Tensor]], rho: float) -
     Nobody else sees the new version: the live one is as it was.
     """
     layout = version.layout
-    named = {n: g for group, found in gradients.items() for n, g in zip(layout.groups[group], found, strict=True)}
+    named = {n: g for group, own in gradients.items() for n, g in zip(layout.groups[group], own, strict=True)}
     flat = layout.flatten({name: named.get(name, torch.zeros_like(t)) for name, t in version.tensors.items()})
     # A gradient of zero climbs nowhere.
     return Version(version.flat + rho * flat / (torch.linalg.vector_norm(flat) + 1e-12), layout)
 
 
-class SharpnessAware(Update):
+@dataclass(kw_only=True, eq=False, repr=False)
+class SharpnessAware(GradientUpdate):
     """Entropy of reliable samples, by its gradient at θ + ρ·g/‖g‖; a collapsed model goes back to the source.
 
     Parameters
@@ -39,8 +41,8 @@ class SharpnessAware(Update):
         Which tensors.
     lr
         None: 1e-3 for nets that are normalised by LayerNorm alone, such as a ViT; 2.5e-4 for others.
-    momentum, nesterov
-        Of SGD.
+    momentum, nesterov, optimizer
+        See `Optimizer`.
     below
         Samples with H < below·ln C are reliable, before and after the climb.
     rho
@@ -52,32 +54,25 @@ class SharpnessAware(Update):
 
     runs_again = True
 
-    def __init__(
-        self,
-        *,
-        adapt: Spec = ("norm", "!last-norm"),
-        lr: float | None = None,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        below: float = 0.4,
-        rho: float = 0.05,
-        loss_momentum: float = 0.9,
-        restore_below: float = 0.2,
-    ) -> None:
-        if rho < 0 or below <= 0:
-            raise errors.BadConfig(f"rho must be at least 0 and below above 0, not {rho} and {below}")
-        self.adapts = {"adapted": adapt}
-        self.lr = lr
-        self.momentum = momentum
-        self.nesterov = nesterov
-        self.below = below
-        self.rho = rho
-        self.average = Average(loss_momentum)
-        self.restore_below = restore_below
+    lr: float | None = None  # type: ignore[assignment]  # None: by the network
+    nesterov: bool = False
+    adapt: Spec = ("norm", "!last-norm")
+    below: float = 0.4
+    rho: float = 0.05
+    loss_momentum: float = 0.9
+    restore_below: float = 0.2
+    average: Average = running(key="average")
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
+    def __post_init__(self, optimizer: Kind) -> None:
+        super().__post_init__(optimizer)
+        if self.rho < 0 or self.below <= 0:
+            raise errors.BadConfig(f"rho must be at least 0 and below above 0, not {self.rho} and {self.below}")
+        self.average = Average(self.loss_momentum)
+        self.adapts = {"adapted": self.adapt}
+
+    def make_optimizer(self, model: Weights, share: Optimizer | None = None) -> Optimizer:
         lr = _published_lr(model.model) if self.lr is None else self.lr
-        return Optimizer(model, lr=lr, momentum=self.momentum, nesterov=self.nesterov)
+        return Optimizer(model, kind=self.kind, lr=lr, momentum=self.momentum, nesterov=self.nesterov, share=share)
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         model, classes = self.model, forward.logits.shape[1]
@@ -99,23 +94,6 @@ class SharpnessAware(Update):
             return {"loss": loss.detach(), "restored": torch.ones(())}
         self.optimizer.step(model.gradients(loss, above, ["adapted"]))  # θ ← θ − η·∂L/∂θ at θ + ρ·g/‖g‖
         return {"loss": loss.detach()}
-
-    def reset(self) -> None:
-        super().reset()
-        self.average.reset()
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"average": self.average.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.average.load_state_dict(state["average"])
-        super().load_state_dict(state)
-
-    def __repr__(self) -> str:
-        return (
-            f"SharpnessAware(adapt={self.adapts['adapted']!r}, lr={self.lr}, below={self.below}, rho={self.rho}, "
-            f"restore_below={self.restore_below})"
-        )
 
 
 def _published_lr(net: nn.Module) -> float:

@@ -1,8 +1,8 @@
-"""How can a model teach itself? A student follows its own slow average, the teacher, and forgets a little of it."""
+"""A student that follows its own slow average, the teacher, and forgets a little of it."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,15 +11,17 @@ from wise_atta import errors, rng
 from wise_atta.anchor import Anchor
 from wise_atta.how.consistency import cross_entropy, symmetric_cross_entropy
 from wise_atta.how.labels import Labels
-from wise_atta.how.optimizer import Kind, Optimizer
+from wise_atta.how.optimizer import Kind
 from wise_atta.how.restore import Restore
-from wise_atta.how.update import Update
+from wise_atta.how.update import GradientUpdate
 from wise_atta.how.views import Augment, Augmentation
-from wise_atta.model import Classifier, Forward, Spec, Version
+from wise_atta.model import Forward, Spec, Version, Weights
+from wise_atta.part import running
 from wise_atta.stream import Inputs
 
 
-class TeacherStudent(Update):
+@dataclass(kw_only=True, eq=False, repr=False)
+class TeacherStudent(GradientUpdate):
     """The student learns the teacher's prediction, which is also the one that is scored.
 
     The teacher is the adapter's `Anchor`, the source is read from the user's own module: neither is a copied network.
@@ -33,7 +35,7 @@ class TeacherStudent(Update):
         many views of the batch.
     symmetric
         Half of the cross-entropy each way, instead of the student's against the target alone.
-    restore
+    returning
         What returns to the source after each step.
     augment
         What makes a view: a function (inputs, generator) → inputs.
@@ -43,44 +45,29 @@ class TeacherStudent(Update):
 
     moves_anchor = True
 
-    def __init__(
-        self,
-        *,
-        adapt: Spec = "all",
-        lr: float = 0.01,
-        momentum: float = 0.9,
-        nesterov: bool = True,
-        optimizer: Kind = "sgd",
-        threshold: float = 0.1,
-        views: int = 32,
-        symmetric: bool = True,
-        restore: Restore | None = None,
-        augment: Augmentation | None = None,
-        seed: int = 0,
-    ) -> None:
-        if views < 1:
-            raise errors.BadConfig(f"at least one view is needed, not {views}: threshold=0 uses none")
-        self.adapts = {"adapted": adapt}
-        self.lr = lr
-        self.momentum = momentum
-        self.nesterov = nesterov
-        self.kind: Kind = optimizer
-        self.threshold = threshold
-        self.views = views
-        self.symmetric = symmetric
-        self.returning = Restore(seed=seed) if restore is None else restore
-        self.augment = Augment() if augment is None else augment
-        self.seed = seed
-        self._batches = 0
+    lr: float = 0.01
+    adapt: Spec = "all"
+    threshold: float = 0.1
+    views: int = 32
+    symmetric: bool = True
+    returning: Restore = field(default_factory=Restore)
+    augment: Augmentation = field(default=None, repr=False)  # type: ignore[assignment]  # None: `Augment`
+    seed: int = 0
+    _batches: int = running(0, key="batches")
 
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+    def __post_init__(self, optimizer: Kind) -> None:
+        super().__post_init__(optimizer)
+        if self.views < 1:
+            raise errors.BadConfig(f"at least one view is needed, not {self.views}: threshold=0 uses none")
+        if self.augment is None:
+            self.augment = Augment()
+        self.adapts = {"adapted": self.adapt}
+
+    def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         if anchor is None:
             raise errors.BadConfig("a student needs its teacher: give the adapter anchor=Anchor(0.999)")
         super().start(model, anchor)
         self.teacher = anchor
-
-    def make_optimizer(self, model: Classifier) -> Optimizer:
-        return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
 
     def output(self, forward: Forward) -> Tensor:
         if forward.scored is None:
@@ -113,20 +100,3 @@ class TeacherStudent(Update):
         self.optimizer.move(torch.where(returns, model.source_flat(), student))  # some θᵢ ← θ₀ᵢ
         self._batches += 1
         return {"loss": loss.detach()}
-
-    def reset(self) -> None:
-        super().reset()
-        self._batches = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return super().state_dict() | {"batches": self._batches}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._batches = state["batches"]
-        super().load_state_dict(state)
-
-    def __repr__(self) -> str:
-        return (
-            f"TeacherStudent(adapt={self.adapts['adapted']!r}, lr={self.lr}, optimizer={self.kind!r}, "
-            f"threshold={self.threshold}, views={self.views}, symmetric={self.symmetric}, restore={self.returning!r})"
-        )

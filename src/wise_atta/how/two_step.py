@@ -1,8 +1,9 @@
-"""How does WISE-ATTA learn? Norm parameters by λ_sup·L_sup + λ_ent·L_ent, then the head by L_sup."""
+"""WISE-ATTA's update: norm parameters by λ_sup·L_sup + λ_ent·L_ent, then the head by L_sup."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -11,16 +12,34 @@ from torch import Tensor
 from wise_atta import errors
 from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
-from wise_atta.how.objective import Entropy, Objective, Prepared
-from wise_atta.how.optimizer import Optimizer, check_pull, check_rate
-from wise_atta.how.update import Update, lean_to_batch, skipped
-from wise_atta.model import Classifier, Forward, Gradients, Spec, Version
+from wise_atta.how.objective import Entropy, Objective
+from wise_atta.how.optimizer import Kind, check_pull, check_rate
+from wise_atta.how.update import GradientUpdate, lean_to_batch, skipped
+from wise_atta.model import Forward, Spec, Version, Weights
 
 Head: TypeAlias = Literal["full", "bias", "none"]
-_HEADS: dict[str, Spec] = {"full": "head", "bias": "head.bias"}
+_HEADS: dict[Head, Spec | None] = {"full": "head", "bias": "head.bias", "none": None}
 
 
-class TwoStep(Update):
+@dataclass(kw_only=True, eq=False, repr=False)
+class _Steps(GradientUpdate):
+    """What the paper's rule and that of its code have in common."""
+
+    objective: Objective | None = None
+    norm: Spec = "norm"
+    supervise_norm: bool = True
+    train_head: Head = "full"
+    only_selected: bool = False
+
+    def __post_init__(self, optimizer: Kind) -> None:
+        super().__post_init__(optimizer)
+        if self.train_head not in get_args(Head):
+            raise errors.unknown("train_head", self.train_head, get_args(Head))
+        self.objective = Entropy(below=0.4) if self.objective is None else self.objective
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class TwoStep(_Steps):
     """The paper's update (eq. 1 and the appendix on parameters), from one forward.
 
     An unlabelled batch moves the norm tensors by λ_ent·L_ent. A labelled batch moves them by
@@ -54,148 +73,63 @@ class TwoStep(Update):
         Whether the scored logits lean towards the classes that the batch holds, see `lean_to_batch`.
     """
 
-    objective: Objective
+    head_lr: float | None = None
+    lambda_sup: float = 0.9
+    lambda_ent: float = 0.1
+    lambda_head: float = 1.0
+    block: Spec | None = None
+    pull: float = 0.0
+    correct_prior: bool = False
 
-    def __init__(
-        self,
-        *,
-        lr: float = 1e-3,
-        head_lr: float | None = None,
-        lambda_sup: float = 0.9,
-        lambda_ent: float = 0.1,
-        lambda_head: float = 1.0,
-        objective: Objective | None = None,
-        norm: Spec = "norm",
-        supervise_norm: bool = True,
-        train_head: Head = "full",
-        block: Spec | None = None,
-        only_selected: bool = False,
-        pull: float = 0.0,
-        correct_prior: bool = False,
-        momentum: float = 0.9,
-        nesterov: bool = True,
-    ) -> None:
-        check_pull(pull)
-        if train_head not in get_args(Head):
-            raise errors.unknown("train_head", train_head, get_args(Head))
-        if min(lambda_sup, lambda_ent, lambda_head) < 0:
+    def __post_init__(self, optimizer: Kind) -> None:
+        super().__post_init__(optimizer)
+        check_pull(self.pull)
+        if min(self.lambda_sup, self.lambda_ent, self.lambda_head) < 0:
             raise errors.BadConfig("the weights of the losses must be at least 0")
-        self.lr = lr
-        self.head_lr = lr if head_lr is None else head_lr
+        self.head_lr = self.lr if self.head_lr is None else self.head_lr
         check_rate(self.head_lr)
-        self.lambda_sup = lambda_sup
-        self.lambda_ent = lambda_ent
-        self.lambda_head = lambda_head
-        self.objective = Entropy(below=0.4) if objective is None else objective
-        self.supervise_norm = supervise_norm
-        self.train_head: Head = train_head
-        self.block = block
-        self.runs_again = block is not None
-        self.only_selected = only_selected
-        self.pull = pull
-        self.correct_prior = correct_prior
-        self.momentum = momentum
-        self.nesterov = nesterov
-        self.adapts = {"norm": norm}
-        if block is not None:
-            self.adapts["second"] = block
-        elif train_head != "none":
-            self.adapts["second"] = _HEADS[train_head]
+        self.runs_again = self.block is not None
+        second = _HEADS[self.train_head] if self.block is None else self.block
+        self.adapts = {"norm": self.norm} | ({} if second is None else {"second": second})
+        # What takes the second step, if anything.
+        self._second = None if second is None else "head" if self.block is None else "block"
 
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+    def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         super().start(model, anchor)
         if self.block is not None:
             self._inside = frozenset(model.select(self.block))
             self.second = self.make_optimizer(model, share=self.optimizer)
 
-    def make_optimizer(self, model: Classifier, share: Optimizer | None = None) -> Optimizer:
-        return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, share=share)
-
     def output(self, forward: Forward) -> Tensor:
         logits = super().output(forward)
         return lean_to_batch(logits) if self.correct_prior else logits
 
-    def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        model = self.model
-        prepared = forward.prepared
-        if isinstance(prepared, Prepared) and not labels.late:
-            losses, by_norm, features = self._by_slope(forward, prepared, labels)
-        else:
-            losses, by_norm, features = self._by_graph(forward, labels)
-        if not labels:
-            if not losses:
-                return skipped()
-            self.optimizer.step(by_norm, publish=False)
-            self.optimizer.finish(self.pull)
-            return losses
+    @property
+    def unlabelled_step(self) -> tuple[str, float]:
+        return "norm", self.lambda_ent
 
+    def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
+        sums = self.sums(forward, labels)
+        ent, sup = sums.unlabelled(), sums.supervised()
+        if ent is None and sup is None:
+            return skipped()
         # Both gradients before either step: the head's features are those of the forward, and what fails, fails whole.
         # The large one first: a device computes it while the host prepares the other.
-        by_head: Gradients = {}
-        if self.block is None and self.train_head != "none":
-            if isinstance(prepared, Prepared) and not labels.late and model.head_is_linear:
-                by_head = self._head_by_slope(forward, labels)
-            else:
-                with torch.enable_grad():
-                    head_loss = self.lambda_head * labels.loss(model.head(features.detach()))
-                by_head = model.gradients(head_loss, model.live, ["second"], head=True)
+        by_norm = sums.gradients(  # eq. 1: λ_sup·L_sup + λ_ent·L_ent
+            "norm", (self.lambda_sup, sup if self.supervise_norm else None), (self.lambda_ent, ent)
+        )
+        second = None if sup is None else self._second
+        by_head = sums.of_head("second", self.lambda_head) if second == "head" else {}
         # All is published together: nobody sees half of an update.
         if by_norm:
             self.optimizer.step(by_norm, publish=False)
         if by_head:
             self.optimizer.step(by_head, lr=self.head_lr, publish=False)
-        elif self.block is not None:
+        if second == "block":
             self._step_of_block(forward, labels)
-        elif not by_norm:
-            return losses
-        self.optimizer.finish(self.pull)
-        return losses
-
-    def _by_graph(self, forward: Forward, labels: Labels) -> tuple[dict[str, Tensor], Gradients, Tensor]:
-        """Losses, the norm tensors' gradients, and the features of the labelled samples."""
-        model, losses = self.model, {}
-        loss_ent = self.objective(model, forward, labels)
-        loss = None if loss_ent is None else self.lambda_ent * loss_ent
-        if loss_ent is not None:
-            losses["ent"] = loss_ent.detach()
-        features = forward.features
-        if labels:
-            logits, features = labels.outputs(model, forward)
-            loss_sup = labels.loss(logits)
-            losses["sup"] = loss_sup.detach()
-            if self.supervise_norm:
-                supervised = self.lambda_sup * loss_sup
-                loss = supervised if loss is None else supervised + loss
-        return losses, {} if loss is None else model.gradients(loss, forward.version, ["norm"]), features
-
-    def _by_slope(
-        self, forward: Forward, prepared: Prepared, labels: Labels
-    ) -> tuple[dict[str, Tensor], Gradients, Tensor]:
-        """The same from the losses' slope in the logits: a device goes on at once, and values are for later."""
-        gradients = forward.early or {}
-        supervised = bool(labels) and self.supervise_norm
-        if not gradients and (supervised or not prepared.empty(labels)):
-            slope = prepared.slope(self.lambda_ent, labels)
-            if supervised:
-                for row, own in zip(labels.rows, labels.slopes(forward.logits), strict=True):
-                    slope[row].add_(own, alpha=self.lambda_sup)
-            gradients = self.model.pull(forward, slope, ["norm"])
-        losses = {} if prepared.empty(labels) else {"ent": prepared.value(labels)}
-        if not labels:
-            return losses, gradients, forward.features
-        logits, features = labels.outputs(self.model, forward)
-        return losses | {"sup": labels.loss(logits.detach())}, gradients, features
-
-    def _head_by_slope(self, forward: Forward, labels: Labels) -> Gradients:
-        """The head's gradients in closed form: with z = W·f + b, ∂L/∂b is the slope in z and ∂L/∂W that times f."""
-        slopes = torch.stack(labels.slopes(forward.logits)) * self.lambda_head
-        features = torch.stack([forward.features[row].detach() for row in labels.rows])
-        found = {"weight": slopes.T @ features, "bias": slopes.sum(dim=0)}
-        names = self.model.layout.groups["second"]
-        return {"second": [found[name.rpartition(".")[2]] for name in names]}
-
-    def start_early(self, forward: Forward) -> None:
-        forward.early = self.model.pull(forward, forward.prepared.slope(self.lambda_ent), ["norm"])
+        if by_norm or second is not None:
+            self.optimizer.finish(self.pull)
+        return {name: loss.value for name, loss in (("ent", ent), ("sup", sup)) if loss is not None}
 
     def _step_of_block(self, forward: Forward, labels: Labels) -> None:
         model = self.model
@@ -203,43 +137,23 @@ class TwoStep(Update):
         loss = self.lambda_head * labels.loss(labels.outputs(model, again)[0])
         gradients = model.gradients(loss, again.version, ["norm", "second"])
         # Norm tensors outside the block share a group with those inside: a gradient of zero leaves them where they are.
-        for group, found in gradients.items():
+        for group, own in gradients.items():
             names = model.layout.groups[group]
-            gradients[group] = [g if n in self._inside else g.zero_() for n, g in zip(names, found, strict=True)]
+            gradients[group] = [g if n in self._inside else g.zero_() for n, g in zip(names, own, strict=True)]
         self.second.step(gradients, lr=self.head_lr, publish=False)
-
-    def reset(self) -> None:
-        if self.block is not None:
-            self.second.forget()
-        super().reset()
-
-    def restore(self, snapshot: Mapping[str, Tensor]) -> None:
-        if self.block is not None:
-            self.second.forget()
-        super().restore(snapshot)
 
     def state_dict(self) -> dict[str, Any]:
         second = {} if self.block is None else {"second": self.second.state_dict()}
         return super().state_dict() | second
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.block is not None:
             self.second.load_state_dict(state["second"])
         super().load_state_dict(state)
 
-    def __repr__(self) -> str:
-        return (
-            f"TwoStep(lr={self.lr}, head_lr={self.head_lr}, lambda_sup={self.lambda_sup}, "
-            f"lambda_ent={self.lambda_ent}, objective={self.objective!r}, norm={self.adapts['norm']!r}, "
-            f"supervise_norm={self.supervise_norm}, train_head={self.train_head!r}, block={self.block!r}, "
-            f"only_selected={self.only_selected}"
-            + (f", pull={self.pull}" if self.pull else "")
-            + (", correct_prior=True" if self.correct_prior else "")
-            + ")"
-        )
 
-
-class PublishedTwoStep(Update):
+@dataclass(kw_only=True, eq=False, repr=False)
+class PublishedTwoStep(_Steps):
     """The sequence of the paper's published code, for comparison: two forwards and two steps of a labelled batch.
 
     Unlabelled batch: `unlabelled`·L_ent on norm tensors and head bias, with the second learning rate. Labelled batch:
@@ -259,61 +173,34 @@ class PublishedTwoStep(Update):
 
     runs_again = True
     moves_anchor = True
-    objective: Objective
+    lr: float = 5e-4
+    second_lr: float = 2e-4
+    unlabelled: float = 0.1
+    ent: float = 1.7
+    sup: float = 0.15
+    train_head: Head = "bias"
 
-    def __init__(
-        self,
-        *,
-        lr: float = 5e-4,
-        second_lr: float = 2e-4,
-        unlabelled: float = 0.1,
-        ent: float = 1.7,
-        sup: float = 0.15,
-        objective: Objective | None = None,
-        norm: Spec = "norm",
-        supervise_norm: bool = True,
-        train_head: Head = "bias",
-        only_selected: bool = False,
-        momentum: float = 0.9,
-        nesterov: bool = True,
-    ) -> None:
-        if train_head not in get_args(Head):
-            raise errors.unknown("train_head", train_head, get_args(Head))
-        self.lr = lr
-        self.second_lr = second_lr
-        check_rate(second_lr)
-        self.unlabelled = unlabelled
-        self.ent = ent
-        self.sup = sup
-        self.objective = Entropy(below=0.4) if objective is None else objective
-        self.supervise_norm = supervise_norm
-        self.train_head: Head = train_head
-        self.only_selected = only_selected
-        self.momentum = momentum
-        self.nesterov = nesterov
-        self.adapts = {"norm": norm}
-        if train_head != "none":
-            self.adapts["head"] = _HEADS[train_head]
+    def __post_init__(self, optimizer: Kind) -> None:
+        super().__post_init__(optimizer)
+        check_rate(self.second_lr)
+        head = _HEADS[self.train_head]
+        self.adapts = {"norm": self.norm} | ({} if head is None else {"head": head})
         self._head = [group for group in self.adapts if group == "head"]
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
-        return Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov)
-
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
-        model = self.model
-        loss_ent = self.objective(model, forward, labels)
-        losses = {} if loss_ent is None else {"ent": loss_ent.detach()}
-        if not labels:
-            if loss_ent is None:
-                return skipped()
-            self._finish([self._step(self.unlabelled * loss_ent, forward, ["norm", *self._head], self.second_lr)])
+        model, sums = self.model, self.sums(forward, labels)
+        ent, sup = sums.unlabelled(), sums.supervised()
+        if ent is None and sup is None:
+            return skipped()
+        losses = {name: loss.value for name, loss in (("ent", ent), ("sup", sup)) if loss is not None}
+        if sup is None:
+            assert ent is not None
+            self._finish([self._step(self.unlabelled * ent.graph, forward, ["norm", *self._head], self.second_lr)])
             return losses
-        loss_sup = labels.loss(labels.outputs(model, forward)[0])
-        losses["sup"] = loss_sup.detach()
-        first = [] if loss_ent is None else [self.ent * loss_ent]
+        first = [] if ent is None else [self.ent * ent.graph]
         second = self._head if self.sup else []  # labels withheld: the larger unlabelled step alone
         if self.sup and self.supervise_norm:
-            first.append(self.sup * loss_sup)
+            first.append(self.sup * sup.graph)
             second = ["norm", *second]
         reached = []
         if first:
@@ -336,11 +223,3 @@ class PublishedTwoStep(Update):
         if self.anchor is not None:
             for version in reached:
                 self.anchor.follow(version)
-
-    def __repr__(self) -> str:
-        return (
-            f"PublishedTwoStep(lr={self.lr}, second_lr={self.second_lr}, unlabelled={self.unlabelled}, "
-            f"ent={self.ent}, sup={self.sup}, objective={self.objective!r}, norm={self.adapts['norm']!r}, "
-            f"supervise_norm={self.supervise_norm}, train_head={self.train_head!r}, "
-            f"only_selected={self.only_selected})"
-        )

@@ -1,4 +1,4 @@
-"""How is a `learn` that failed taken back? Parts replace what they hold and never write to it, so references do."""
+"""Taking back a `learn` that failed: parts replace what they hold and never write to it, so references do."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterable, Iterator
 
 from torch import nn
 
-from wise_atta.model import Classifier
+from wise_atta.model import Weights
 
-# What moves of a classifier; the rest of it are caches and counters.
-_MOVES = ("live", "running", "_followed")
+# What moves of a set of weights; the rest of it are caches and counters.
+_MOVES = ("current", "_followed")
 
 
 def remember(*parts: object) -> Callable[[], None]:
     """Note what these parts, and those that they are made of, hold; what is given puts it back.
 
-    A part is what has a `state_dict`, or a `Classifier`, also in a list, a tuple or a dict. Nothing is copied, here or
+    A part is what has a `state_dict`, or `Weights`, also in a list, a tuple or a dict. Nothing is copied, here or
     there: memory may have run out.
     """
-    found = list(_parts(parts, set()))
-    models = [(part, [getattr(part, name) for name in _MOVES]) for part in found if isinstance(part, Classifier)]
-    others = [(part, dict(vars(part))) for part in found if not isinstance(part, Classifier)]
+    every = list(_parts(parts, set()))
+    models = [(part, [getattr(part, name) for name in _MOVES]) for part in every if isinstance(part, Weights)]
+    others = [(part, dict(vars(part))) for part in every if not isinstance(part, Weights)]
 
     def undo() -> None:
         for model, values in models:
@@ -39,7 +39,7 @@ def _parts(values: Iterable[object], seen: set[int]) -> Iterator[object]:
     for value in list(values):
         if isinstance(value, list | tuple | dict):
             within: Iterable[object] = value.values() if isinstance(value, dict) else value
-        elif isinstance(value, Classifier):
+        elif isinstance(value, Weights):
             within = ()
         elif hasattr(type(value), "state_dict") and hasattr(value, "__dict__") and not isinstance(value, nn.Module):
             within = vars(value).values()

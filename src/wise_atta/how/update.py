@@ -1,9 +1,10 @@
-"""How does a batch, with whatever labels have come, change the adapted tensors? The verbs every update rule has."""
+"""Update rules: how a batch, with whatever labels have come, changes the adapted tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import InitVar, dataclass, field, fields
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,12 +13,27 @@ from wise_atta import errors
 from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Objective
-from wise_atta.how.optimizer import Optimizer
-from wise_atta.model import Classifier, Forward, Spec, Version
-from wise_atta.who import Query
+from wise_atta.how.optimizer import Kind, Optimizer
+from wise_atta.how.sums import Sums
+from wise_atta.model import Forward, Spec, Version, Weights
+from wise_atta.part import Part
+from wise_atta.stream import Inputs
 
 
-class Update:
+class Question(Protocol):
+    """What a rule's own teacher has to know of a question: its id, its sample, and where that came from."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def input(self) -> Inputs: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def index(self) -> int: ...
+
+
+class Update(Part):
     """A rule of learning. A subclass says which tensors it adapts and what one batch does to them.
 
     What `learn` changes it replaces, and does not write to: tensors, lists and dicts of its own and of its parts. So a
@@ -26,7 +42,7 @@ class Update:
     Attributes
     ----------
     adapts
-        Groups of tensors, in the words of `Classifier(adapt=…)`. Empty: nothing adapts.
+        Groups of tensors, in the words of `Weights(adapt=…)`. Empty: nothing adapts.
     objective
         What the unlabelled samples teach, where that is a part of its own: started, reset and saved with the rule.
     needs_graph
@@ -54,7 +70,7 @@ class Update:
         """Whether `learn` wants the forward with the statistics that it normalised with."""
         return self.objective is not None and self.objective.needs_statistics
 
-    def start(self, model: Classifier, anchor: Anchor | None = None) -> None:
+    def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         """Take charge of a classifier whose tensors are at the source."""
         if hasattr(self, "model"):
             raise errors.BadConfig(f"this {type(self).__name__} serves another adapter already: make one for each")
@@ -64,7 +80,7 @@ class Update:
         self.anchor = anchor
         self.optimizer = self.make_optimizer(model)
 
-    def make_optimizer(self, model: Classifier) -> Optimizer:
+    def make_optimizer(self, model: Weights) -> Optimizer:
         """The optimizer of this rule."""
         return Optimizer(model)
 
@@ -80,14 +96,20 @@ class Update:
         """Learn from one batch and its labels. Gives the losses, for the record; `skipped()` if there was no step."""
         raise NotImplementedError
 
-    def start_early(self, forward: Forward) -> None:
-        """Begin what an unlabelled batch costs, while the host still waits for its score; `learn` follows, or nothing.
+    @property
+    def unlabelled_step(self) -> tuple[str, float] | None:
+        """The group that `learn` moves by the objective alone where there is no label, and its weight; None: no such.
 
-        Called where no question can come of the batch and the objective was prepared. It keeps gradients in the
-        forward and changes nothing else.
+        What is known beforehand can be computed while the host still waits for the batch's score.
         """
+        return None
 
-    def consult(self, forward: Forward, questions: Sequence[Query], sent: int) -> dict[str, int]:
+    def sums(self, forward: Forward, labels: Labels) -> Sums:
+        """The losses of a batch: those of the engine that ran its forward, or by autograd."""
+        assert self.objective is not None
+        return (forward.notes or Sums)(self.model, self.objective, forward, labels)
+
+    def consult(self, forward: Forward, questions: Sequence[Question], sent: int) -> dict[str, int]:
         """Let the rule's own teacher answer open questions when it is time, and learn from it: id → class.
 
         `sent` says how many of them are of this batch.
@@ -108,15 +130,45 @@ class Update:
         self.optimizer.reset()
         if self.objective is not None:
             self.objective.reset()
+        super().reset()
 
     def state_dict(self) -> dict[str, Any]:
         objective = {} if self.objective is None else {"objective": self.objective.state_dict()}
-        return {"optimizer": self.optimizer.state_dict(), **objective}
+        return {"optimizer": self.optimizer.state_dict(), **objective, **super().state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
         if self.objective is not None:
             self.objective.load_state_dict(state["objective"])
         self.optimizer.load_state_dict(state["optimizer"])
+
+    def __repr__(self) -> str:
+        options = (f"{f.metadata.get('option', f.name)}={getattr(self, f.name)!r}" for f in fields(self) if f.repr)
+        return f"{type(self).__name__}({', '.join(options)})"
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class GradientUpdate(Update):
+    """A rule whose steps an optimizer takes.
+
+    Parameters
+    ----------
+    lr, momentum, nesterov, optimizer
+        See `Optimizer`.
+    """
+
+    lr: float = 1e-3
+    momentum: float = 0.9
+    nesterov: bool = True
+    # The attribute of that name is the optimizer itself.
+    optimizer: InitVar[Kind] = "sgd"
+    kind: Kind = field(init=False, metadata={"option": "optimizer"})
+
+    def __post_init__(self, optimizer: Kind) -> None:
+        self.kind = optimizer
+
+    def make_optimizer(self, model: Weights, share: Optimizer | None = None) -> Optimizer:
+        return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, share=share)
 
 
 def lean_to_batch(logits: Tensor) -> Tensor:
@@ -145,6 +197,3 @@ class NoUpdate(Update):
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         return {}
-
-    def __repr__(self) -> str:
-        return "NoUpdate()"

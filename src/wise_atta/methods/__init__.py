@@ -1,66 +1,35 @@
-"""Which methods are there? One file each, each a short composition of when, what and how."""
+"""Methods: one file each, each a short composition of when, what and how."""
 
 from __future__ import annotations
 
 import builtins
+import functools
+import importlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import Any
 
 from wise_atta import errors
-from wise_atta.methods.bn import bn
-from wise_atta.methods.cema import cema
-from wise_atta.methods.cotta import cotta
-from wise_atta.methods.eata import eata
-from wise_atta.methods.eatta import eatta
-from wise_atta.methods.eta import eta
-from wise_atta.methods.hiltta import hiltta
-from wise_atta.methods.method import Method
-from wise_atta.methods.roid import roid
-from wise_atta.methods.sar import sar
-from wise_atta.methods.simatta import simatta
-from wise_atta.methods.source import source
-from wise_atta.methods.table import ROWS, Row
-from wise_atta.methods.tent import tent
-from wise_atta.methods.wise import wise
-from wise_atta.when import POLICIES
-
-__all__ = [
-    "METHODS",
-    "Method",
-    "Row",
-    "bn",
-    "cema",
-    "cotta",
-    "eata",
-    "eatta",
-    "eta",
-    "get",
-    "hiltta",
-    "list",
-    "options",
-    "roid",
-    "sar",
-    "simatta",
-    "source",
-    "tent",
-    "wise",
-]
+from wise_atta.methods.bn import bn as bn
+from wise_atta.methods.cema import cema as cema
+from wise_atta.methods.cotta import cotta as cotta
+from wise_atta.methods.eata import eata as eata
+from wise_atta.methods.eatta import eatta as eatta
+from wise_atta.methods.eta import eta as eta
+from wise_atta.methods.hiltta import hiltta as hiltta
+from wise_atta.methods.method import Method as Method
+from wise_atta.methods.recipes import check_known, options_of
+from wise_atta.methods.roid import roid as roid
+from wise_atta.methods.sar import sar as sar
+from wise_atta.methods.simatta import simatta as simatta
+from wise_atta.methods.source import source as source
+from wise_atta.methods.table import ROWS, Row as Row
+from wise_atta.methods.tent import tent as tent
+from wise_atta.methods.wise import wise as wise
 
 METHODS: dict[str, Callable[..., Method]] = {
-    "source": source,
-    "bn": bn,
-    "tent": tent,
-    "eta": eta,
-    "eata": eata,
-    "sar": sar,
-    "cotta": cotta,
-    "roid": roid,
-    "simatta": simatta,
-    "hiltta": hiltta,
-    "cema": cema,
-    "eatta": eatta,
-    "wise": wise,
+    make.__name__: make for make in (source, bn, tent, eta, eata, sar, cotta, roid, simatta, hiltta, cema, eatta, wise)
 }
 
 
@@ -77,12 +46,36 @@ def list() -> builtins.list[Row]:
 
 
 def options(name: str) -> builtins.list[str]:
-    """The names of the options that a method takes, those of its policy included.
+    """The names of the options that a method takes, those of its parts and of its policy included.
 
     >>> "lr" in options("tent"), "ratio" in options("tent"), "horizon" in options("wise")
     (True, False, True)
     """
-    return _takes(name)
+    return [*options_of(factory(name))]
+
+
+def factory(name: str) -> Callable[..., Method]:
+    """What makes the method of that name: one of ours, one that a package offers, or ``"package.module:factory"``.
+
+    Packages offer theirs under the entry point group ``wise_atta.methods``. A name of ours is ours.
+    """
+    if name in METHODS:
+        return METHODS[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        offered = {point.name: point for point in entry_points(group="wise_atta.methods")}
+        if name not in offered:
+            raise errors.unknown("method", name, [*METHODS, *offered])
+        module, attribute = offered[name].module, offered[name].attr
+    if not module or not attribute:
+        raise errors.UnknownName(f"method {name!r}: a method of your own is named as package.module:factory")
+    try:
+        make = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise errors.UnknownName(f"method {name!r} cannot be loaded from {module}:{attribute}: {error}") from error
+    if not callable(make):
+        raise errors.BadConfig(f"method {name!r} is a {type(make).__name__}: name a function that returns a Method")
+    return make
 
 
 def get(name: str, **options: Any) -> Method:
@@ -91,34 +84,14 @@ def get(name: str, **options: Any) -> Method:
     >>> get("tent", lr=1e-3).name
     'tent'
     """
-    takes = _takes(name)
-    for option in options:
-        if option not in takes:
-            raise errors.unknown(f"option of method {name!r}:", option, takes)
-    _check_always(name, options)
+    make = factory(name)
+    takes = inspect.signature(make).parameters.values()
+    if not any(one.kind is one.VAR_KEYWORD for one in takes):
+        check_known(name, options, options_of(make))
     try:
-        return METHODS[name](**options)
+        method = make(**options)
     except TypeError as error:
         raise errors.BadConfig(f"method {name!r}: {error}") from error
-
-
-def _check_always(name: str, options: Mapping[str, Any]) -> None:
-    """Under `always` the labels of a batch are the ratio: another one would be said and not kept."""
-    if options.get("policy") != "always" or options.get("ratio") is None:
-        return
-    labels = options.get("labels", inspect.signature(METHODS[name]).parameters["labels"].default)
-    if options["ratio"] != labels:
-        said = "all that its selector picks" if labels is None else f"{labels} (labels) of every batch"
-        raise errors.BadConfig(
-            f"ratio is {float(options['ratio']):g}, but policy 'always' asks for {said}: leave the ratio out, or take "
-            "a policy that keeps to it, such as 'uniform'"
-        )
-
-
-def _takes(name: str) -> builtins.list[str]:
-    if name not in METHODS:
-        raise errors.unknown("method", name, METHODS)
-    takes = inspect.signature(METHODS[name]).parameters
-    named = [option for option, one in takes.items() if one.kind is not one.VAR_KEYWORD]
-    policies = POLICIES.values() if len(named) < len(takes) else ()
-    return [*dict.fromkeys([*named, *(option for one in policies for option in inspect.signature(one).parameters)])]
+    if not isinstance(method, Method):
+        raise errors.BadConfig(f"method {name!r} gave a {type(method).__name__}: a factory returns a Method")
+    return method

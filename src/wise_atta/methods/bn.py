@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from wise_atta.how import NoUpdate
 from wise_atta.methods.method import Method
-from wise_atta.methods.presets import presets, published
+from wise_atta.methods.recipes import imagenet_and_cifar, published
 
 
-@presets(published(imagenet={}, cifar10={}))
+@published(imagenet_and_cifar(imagenet={}, cifar10={}))
 def bn(*, preset: str | None = None) -> Method:
     """Normalise every BatchNorm layer by the batch at hand. No tensor adapts, so every `preset` is the same."""
     return Method("bn", NoUpdate())

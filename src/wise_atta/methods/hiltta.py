@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from wise_atta import what, when
-from wise_atta.how import Candidates, Objective
-from wise_atta.how.candidates import RATES
-from wise_atta.how.optimizer import Kind
-from wise_atta.methods.method import Method, make_policy
-from wise_atta.methods.presets import presets, published
-from wise_atta.model import Spec
+from wise_atta.how import Candidates, Update
+from wise_atta.methods.method import Method, make_policy, make_utility
+from wise_atta.methods.recipes import imagenet_and_cifar, published, recipe
+from wise_atta.what import Selector
+from wise_atta.when import Policy, Utility
 
 
-@presets(published(imagenet={}, cifar10={"optimizer": "adam"}))
+@published(imagenet_and_cifar(imagenet={}, cifar10={"optimizer": "adam"}))
 def hiltta(
     *,
+    update: Update = recipe(Candidates),
     ratio: float = 3.0,
-    policy: str | when.Policy = "uniform",
-    utility: str | when.Utility = "count",
-    selector: str | what.Selector = "k-margin",
+    policy: str | Policy = "uniform",
+    utility: str | Utility = "count",
+    selector: Selector = recipe("k-margin"),
     labels: int = 3,
-    objective: Objective | None = None,
-    rates: Sequence[float] = RATES,
-    score_momentum: float = 0.5,
-    supervised_lr: float = 1e-5,
-    norm: Spec = "norm",
-    momentum: float = 0.9,
-    nesterov: bool = True,
-    optimizer: Kind = "sgd",
     preset: str | None = None,
     seed: int = 0,
     **pacing: Any,
@@ -40,28 +30,20 @@ def hiltta(
 
     Parameters
     ----------
+    update
+        `Candidates`, or in its place its options (objective, rates, score_momentum, supervised_lr, norm, momentum,
+        nesterov, optimizer). L is tent's, the mean entropy, unless given.
     ratio, policy, utility, selector, labels
         When and what to ask; names or objects. Three labels a batch unless given. `pacing` goes to the policy.
-    objective, rates, score_momentum, supervised_lr, norm, momentum, nesterov, optimizer
-        See `Candidates`. L is tent's, the mean entropy, unless given.
     preset
         ``"imagenet-c"``, ``"imagenet-r"``, ``"imagenet-k"``, ``"imagenet-a"``: SGD, batch 64, the defaults, as in the
         public configurations of tent. ``"cifar10-c"``: Adam, batch 200, as in tent's there. The rates are the same.
     """
     return Method(
         "hiltta",
-        Candidates(
-            objective,
-            rates=rates,
-            score_momentum=score_momentum,
-            supervised_lr=supervised_lr,
-            norm=norm,
-            momentum=momentum,
-            nesterov=nesterov,
-            optimizer=optimizer,
-        ),
+        update,
         policy=make_policy(policy, ratio=ratio, seed=seed, labels=labels, **pacing),
-        utility=when.utility(utility) if isinstance(utility, str) else utility,
-        selector=what.selector(selector, seed=seed) if isinstance(selector, str) else selector,
+        utility=make_utility(utility),
+        selector=selector,
         labels=labels,
     )

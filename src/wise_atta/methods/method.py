@@ -1,4 +1,4 @@
-"""What is a method? A composition of when, what and how, and a name."""
+"""A method: a composition of when, what and how, and a name."""
 
 from __future__ import annotations
 
@@ -72,3 +72,8 @@ def make_policy(
     pace = {"ratio": 1, "per": "sample"} if ratio is None else {"ratio": ratio}
     shared = {name: value for name, value in {**pace, "seed": seed, "labels": labels}.items() if name in takes}
     return when.policy(policy, **(shared | options))
+
+
+def make_utility(utility: str | Utility) -> Utility:
+    """A utility by name, or an object as it is."""
+    return when.utility(utility) if isinstance(utility, str) else utility

@@ -4,34 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from wise_atta import what, when
-from wise_atta.how import Anchored, Anchors
-from wise_atta.how.replay import Draw
-from wise_atta.methods.method import Method, make_policy
-from wise_atta.methods.presets import presets, published
-from wise_atta.model import Spec
-from wise_atta.what.clusters import Start
+from wise_atta.how import Anchored, Update
+from wise_atta.methods.method import Method, make_policy, make_utility
+from wise_atta.methods.recipes import imagenet_and_cifar, published, recipe
+from wise_atta.what import Clusters, Selector
+from wise_atta.when import Policy, Utility
 
 
-@presets(published(imagenet={}, cifar10={}))
+@published(imagenet_and_cifar(imagenet={}, cifar10={}))
 def simatta(
     *,
+    update: Update = recipe(Anchored, queried=None),
     ratio: float = 3.0,
-    policy: str | when.Policy = "uniform",
-    utility: str | when.Utility = "count",
-    selector: str | what.Selector = "clusters",
+    policy: str | Policy = "uniform",
+    utility: str | Utility = "count",
+    selector: Selector = recipe("clusters", memory=None),
     labels: int = 3,
-    e_l: float = 0.1,
-    e_h: float = 0.1,
-    most: int = 100,
-    size: int | None = 300,
-    steps: int = 10,
-    batch: int = 32,
-    lr: float = 1e-4,
-    momentum: float = 0.9,
-    adapt: Spec = "all",
-    start: Start | None = None,
-    draw: Draw | None = None,
     preset: str | None = None,
     seed: int = 0,
     **pacing: Any,
@@ -44,38 +32,26 @@ def simatta(
 
     Parameters
     ----------
+    update
+        `Anchored`, or in its place its options (lr, momentum, adapt, steps, batch, e_l, most, size, draw). Either kind
+        of anchor is kept in a buffer of `size`; the published code keeps all (None).
     ratio, policy, utility, selector, labels
-        When and what to ask; names or objects. Three labels a batch unless given. `pacing` goes to the policy.
-    e_l, most, size, steps, batch, lr, momentum, adapt, draw
-        See `Anchored`. Either kind of anchor is kept in a buffer of `size`; the published code keeps all (None).
-    e_h, start
-        See `Clusters`.
+        When and what to ask; names or objects. Three labels a batch unless given. `pacing` goes to the policy; `e_h`
+        and `start`, options of `Clusters`, can be given in the selector's place. `Clusters` without a memory looks at
+        the anchors of the update.
     preset
         ``"imagenet-c"``, ``"imagenet-r"``, ``"imagenet-k"``, ``"imagenet-a"``, ``"cifar10-c"``: the defaults.
         Entropies, steps and learning rate are those published for TinyImageNet-C, the nearest there is; three labels
         and a buffer of 300 are those of WISE-ATTA's tables.
     """
-    queried = Anchors(size, name="queried", repeat=True, draw=draw, seed=seed)
-    if selector == "clusters":
-        selector = what.Clusters(queried, e_h=e_h, start=start, seed=seed)
+    if isinstance(selector, Clusters) and isinstance(update, Anchored) and selector.memory is None:
+        selector.memory = update.queried
     return Method(
         "simatta",
-        Anchored(
-            queried,
-            adapt=adapt,
-            lr=lr,
-            momentum=momentum,
-            steps=steps,
-            batch=batch,
-            e_l=e_l,
-            most=most,
-            size=size,
-            draw=draw,
-            seed=seed,
-        ),
+        update,
         policy=make_policy(policy, ratio=ratio, seed=seed, labels=labels, **pacing),
-        utility=when.utility(utility) if isinstance(utility, str) else utility,
-        selector=what.selector(selector, seed=seed) if isinstance(selector, str) else selector,
+        utility=make_utility(utility),
+        selector=selector,
         labels=labels,
         statistics="source",
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from wise_atta.how import NoUpdate
 from wise_atta.methods.method import Method
-from wise_atta.methods.presets import presets, published
+from wise_atta.methods.recipes import imagenet_and_cifar, published
 
 
-@presets(published(imagenet={}, cifar10={}))
+@published(imagenet_and_cifar(imagenet={}, cifar10={}))
 def source(*, preset: str | None = None) -> Method:
     """Predict only. What every method must beat. It has no constants, so every `preset` is the same."""
     return Method("source", NoUpdate(), statistics="source")

@@ -1,1 +1,1 @@
-"""How does a classifier live among people? A service that predicts, adapts, asks for labels, and forgets nothing."""
+"""The live service: a classifier that predicts, adapts, asks people for labels, and forgets nothing."""

@@ -1,4 +1,4 @@
-"""What do requests and replies look like?"""
+"""Requests and replies of the HTTP API."""
 
 from __future__ import annotations
 

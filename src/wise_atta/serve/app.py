@@ -1,4 +1,4 @@
-"""What does the service say over HTTP?"""
+"""The HTTP application: routes, roles, and errors as replies."""
 
 # Annotations are needed as values here: FastAPI reads them, and some name what only `create_app` knows.
 
@@ -28,19 +28,19 @@ from starlette.datastructures import UploadFile
 from starlette.requests import ClientDisconnect
 
 import wise_atta
-from wise_atta import errors, fast
-from wise_atta.serve import api, people
-from wise_atta.serve import ledger as db
+from wise_atta import errors
+from wise_atta.engine import memory
+from wise_atta.serve import api, ledger as db, trust
 from wise_atta.serve.auth import Buckets, Caller, Gate
 from wise_atta.serve.batcher import Full, Job, Stopping
-from wise_atta.serve.intake import Sample, TooLarge, to_png
 from wise_atta.serve.ledger import Notice, Question, Reply
 from wise_atta.serve.metrics import Metrics
-from wise_atta.serve.retain import close_old, prune
+from wise_atta.serve.middleware import RequestFilter
+from wise_atta.serve.retention import close_old, prune
 from wise_atta.serve.revoke import revoke
-from wise_atta.serve.service import Service, Stream
-from wise_atta.serve.shield import Shield
+from wise_atta.serve.service import LiveStream, Service
 from wise_atta.serve.state import Event, wilson
+from wise_atta.serve.uploads import Sample, TooLarge, to_png
 
 T = TypeVar("T")
 Since = Annotated[float, Query(ge=0, allow_inf_nan=False, description="seconds since 1970")]
@@ -51,7 +51,7 @@ _STATUS: list[tuple[type[Exception], int]] = [
     (TooLarge, 413),
     (Stopping, 503),
     (db.Lost, 503),
-    (people.Gone, 410),
+    (trust.Gone, 410),
     (errors.UnknownQuery, 404),
     (errors.UnknownName, 404),
     (errors.Conflict, 409),
@@ -134,7 +134,7 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
             # Strict about where a call comes from; it will be told what is wrong when its token is looked up.
             return True
 
-    app.add_middleware(Shield, max_body=limits.body, patience=limits.patience, is_open=is_open)
+    app.add_middleware(RequestFilter, max_body=limits.body, patience=limits.patience, is_open=is_open)
 
     app.add_middleware(metrics.around)
     _handle_errors(app)
@@ -149,9 +149,9 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
             caller = gate.caller(request.headers.get("authorization"), look=not failures.wait(address))
             if caller is None:
                 _slow_down(failures.take(address))
-                given = "authorization" in request.headers
-                said = "this token is not known, or was revoked" if given else "send a token: Authorization: Bearer …"
-                raise HTTPException(401, said, {"WWW-Authenticate": "Bearer"})
+                has_token = "authorization" in request.headers
+                unknown, missing = "this token is not known, or was revoked", "send a token: Authorization: Bearer …"
+                raise HTTPException(401, unknown if has_token else missing, {"WWW-Authenticate": "Bearer"})
             _slow_down(buckets.take(caller.name))
             if not any(caller.may(role) for role in roles):
                 raise HTTPException(403, f"this takes the role {' or '.join(roles)}; the token's is {caller.role}")
@@ -164,7 +164,7 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
     admin = Depends(allow("admin"))
     anybody = Depends(allow("client", "annotator"))
 
-    def stream_of(name: str) -> Stream:
+    def stream_of(name: str) -> LiveStream:
         if name not in service.streams:
             raise HTTPException(404, f"there is no stream {name[:64]!r}: there are {', '.join(service.streams)}")
         return service.streams[name]
@@ -203,9 +203,9 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
         name = secrets.token_hex(8)
         reply = await asyncio.wrap_future(target.predict(Job(name, samples)))
         predictions = _predicted(reply.probabilities.numpy(), service.classes, top)
-        found = api.Predictions(request=name, stream=stream, version=reply.version, predictions=predictions)
+        answer = api.Predictions(request=name, stream=stream, version=reply.version, predictions=predictions)
         # As it is: what we made ourselves need not be checked again.
-        return Response(found.model_dump_json(), media_type="application/json")
+        return Response(answer.model_dump_json(), media_type="application/json")
 
     # -- asking people ------------------------------------------------------------------------------------------
 
@@ -224,21 +224,21 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
         names, seconds = chosen(stream), service.settings.lease_s
 
         def write(session: Session) -> tuple[list[api.OpenQuery], int, list[Event]]:
-            rows, events = people.lease(session, names, caller.name, limit=limit, seconds=seconds)
+            rows, events = trust.lease(session, names, caller.name, limit=limit, seconds=seconds)
             waiting = Question.stream.in_(names), Question.state == "open"
             left = db.count_by(session, Question.state, *waiting).get("open", 0)
             return [_query(row, service.classes) for row in rows], left, events
 
-        found, left, _ = await _written(service.ledger.write(write, lambda result: feed(result[2])))
+        questions, left, _ = await _written(service.ledger.write(write, lambda result: feed(result[2])))
         states = [service.streams[name].state for name in names]
         spent, allowed = sum(state.spent for state in states), sum(state.allowed for state in states)
-        return api.Queries(queries=found, open=left, spent=spent, allowed=allowed, now=time.time())
+        return api.Queries(queries=questions, open=left, spent=spent, allowed=allowed, now=time.time())
 
     @app.post("/queries/release", tags=["people"])
     async def release(body: api.Release, caller: Annotated[Caller, annotator]) -> api.Health:
         """Give questions back before their time is over, so that others get them at once."""
         questions = [(item.stream, item.query) for item in body.queries]
-        await _written(service.ledger.write(lambda session: people.release(session, caller.name, questions)))
+        await _written(service.ledger.write(lambda session: trust.release(session, caller.name, questions)))
         return api.Health(status="ok")
 
     @app.get(
@@ -259,26 +259,26 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
                 kind, data = row.picture_kind, row.picture
             return to_png(kind, data)
 
-        found = await asyncio.get_running_loop().run_in_executor(decoding, encode)
-        return Response(found, media_type="image/png")
+        png = await asyncio.get_running_loop().run_in_executor(decoding, encode)
+        return Response(png, media_type="image/png")
 
     @app.post("/answers", tags=["people"], responses=_CONFLICTS)
     async def answers(body: api.Answers, caller: Annotated[Caller, annotator]) -> api.Taken:
         """Answer questions. All of the answers count, or none."""
         for name in {item.stream for item in body.answers}:
             stream_of(name)
-        said = [people.Said(item.stream, item.query, item.label) for item in body.answers]
+        submitted = [trust.Submission(item.stream, item.query, item.label) for item in body.answers]
 
         def write(session: Session) -> tuple[list[Event], int]:
             before = _held(session)
-            events = people.answer(session, caller.name, said, len(service.classes))
+            events = trust.answer(session, caller.name, submitted, len(service.classes))
             held = _held(session) - before
             if held:
                 db.notice(session, None, "held", by=caller.name, answers=held)
             return events, held
 
         _, held = await _written(service.ledger.write(write, lambda result: feed(result[0])))
-        return api.Taken(taken=len(said) - held, held=held)
+        return api.Taken(taken=len(submitted) - held, held=held)
 
     # -- looking after it ---------------------------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
     def annotators(caller: Annotated[Caller, admin]) -> list[api.Annotator]:
         """How often each annotator's answers differ from the model's guess."""
         with service.ledger.read() as session:
-            found = people.records(session)
+            records = trust.records(session)
         return [
             api.Annotator(
                 by=record.by,
@@ -356,7 +356,7 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
                 high=record.interval[1],
                 suspicious=record.suspicious,
             )
-            for record in found
+            for record in records
         ]
 
     @app.get("/review", tags=["streams"])
@@ -365,13 +365,13 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
         with service.ledger.read() as session:
             return [
                 api.Held(answer=row.id, stream=row.stream, query=row.query, by=row.by, at=row.at, label=row.label)
-                for row in people.held(session)
+                for row in trust.held(session)
             ]
 
     @app.post("/review", tags=["streams"])
     async def review(body: api.Review, caller: Annotated[Caller, admin]) -> api.Health:
         """Let held answers count, or reject them and open their questions again."""
-        await _written(service.ledger.write(lambda session: people.review(session, body.answers, body.accept), feed))
+        await _written(service.ledger.write(lambda session: trust.review(session, body.answers, body.accept), feed))
         return api.Health(status="ok")
 
     @app.get("/notices", tags=["streams"])
@@ -464,7 +464,7 @@ async def _written(future: Future[T]) -> T:
 
 async def _samples(request: Request, service: Service, pool: ThreadPoolExecutor) -> list[Sample]:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    intake, loop = service.intake, asyncio.get_running_loop()
+    uploads, loop = service.uploads, asyncio.get_running_loop()
     if kind == "multipart/form-data":
         try:
             async with request.form(max_files=service.settings.max_batch, max_fields=8) as form:
@@ -472,7 +472,7 @@ async def _samples(request: Request, service: Service, pool: ThreadPoolExecutor)
         except OSError as error:
             # What is large waits in a temporary file until all of it is there.
             raise HTTPException(503, "there is no room for large uploads", {"Retry-After": "5"}) from error
-        return await loop.run_in_executor(pool, intake.files, files)
+        return await loop.run_in_executor(pool, uploads.files, files)
     body = await request.body()
     if kind == "application/json":
         try:
@@ -483,9 +483,9 @@ async def _samples(request: Request, service: Service, pool: ThreadPoolExecutor)
             if problems[0]["type"] == "json_invalid":
                 raise HTTPException(400, "the body is not JSON") from error
             raise HTTPException(422, _reasons(problems[:20])) from error
-        return await loop.run_in_executor(pool, intake.encoded, parsed.pictures)
+        return await loop.run_in_executor(pool, uploads.encoded, parsed.pictures)
     if kind in ("application/x-npy", "application/octet-stream") or kind.startswith("image/"):
-        return await loop.run_in_executor(pool, intake.files, [body])
+        return await loop.run_in_executor(pool, uploads.files, [body])
     raise HTTPException(415, "send multipart/form-data, application/json, application/x-npy or a picture")
 
 
@@ -499,7 +499,7 @@ def _predicted(probabilities: NDArray[np.float64], classes: tuple[str, ...], top
     best = np.argpartition(-probabilities, count - 1, axis=1)[:, :count]
     shares = np.take_along_axis(probabilities, best, axis=1)
     order = np.argsort(-shares, axis=1, kind="stable")
-    found = []
+    rows = []
     for labels, row in zip(
         np.take_along_axis(best, order, axis=1).tolist(),
         np.take_along_axis(shares, order, axis=1).tolist(),
@@ -507,8 +507,8 @@ def _predicted(probabilities: NDArray[np.float64], classes: tuple[str, ...], top
     ):
         named = _guesses(zip(labels, row, strict=True), classes)
         first = named[0]
-        found.append(api.Predicted(label=first.label, name=first.name, probability=first.probability, top=named))
-    return found
+        rows.append(api.Predicted(label=first.label, name=first.name, probability=first.probability, top=named))
+    return rows
 
 
 def _query(row: Question, classes: tuple[str, ...]) -> api.OpenQuery:
@@ -548,7 +548,7 @@ def _given(session: Session, stream: str, since: float, limit: int) -> list[api.
     ]
 
 
-def _status(stream: Stream, service: Service) -> api.Status:
+def _status(stream: LiveStream, service: Service) -> api.Status:
     state, tally = stream.state, stream.tally
     now = time.time()
     with service.ledger.read() as session:
@@ -617,8 +617,8 @@ async def _give_back() -> None:
     """Give the system back what memory is free, once a minute: batches of many sizes leave holes that add up."""
     while True:
         await asyncio.sleep(_GIVE_BACK_S)
-        await asyncio.to_thread(fast.release_memory)
+        await asyncio.to_thread(memory.release_memory)
 
 
-def _feeder(stream: Stream) -> Callable[[Event | None], None]:
+def _feeder(stream: LiveStream) -> Callable[[Event | None], None]:
     return lambda event: None if event is None else stream.learner.feed(event)

@@ -1,4 +1,4 @@
-"""How do single pictures become batches without anybody waiting long?"""
+"""The batcher: single pictures become batches, and nobody waits long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from wise_atta import errors
-from wise_atta.serve.intake import Sample
+from wise_atta.serve.uploads import Sample
 
 # How many times `max_wait_ms` a picture may wait for others while learning is behind.
 _STRETCH = 2

@@ -1,4 +1,4 @@
-"""How is the service started and looked after? `wise-atta serve`, and `wise-atta ledger …`."""
+"""`wise-atta serve`, which starts the service, and `wise-atta ledger …`, which looks after its database."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from wise_atta import errors, fast, typed
-from wise_atta.adapter import Context
+from wise_atta import errors, typed
 from wise_atta.data import models
+from wise_atta.engine import memory
 from wise_atta.serve import auth
 from wise_atta.serve.config import Limits, Settings, is_loopback
 from wise_atta.serve.ledger import Ledger, Token
-from wise_atta.serve.retain import backup, export, is_missing, prune, restore
+from wise_atta.serve.retention import backup, export, is_missing, prune, restore
+from wise_atta.who import Context
 
 app = typer.Typer(help="The ledger of a service: tokens, export, retention, backup.", no_args_is_help=True)
 tokens = typer.Typer(help="Who may do what.", no_args_is_help=True)
@@ -128,15 +129,15 @@ def run(model: str, settings: Settings, host: str, port: int) -> None:
     import uvicorn
 
     from wise_atta.serve.app import create_app
+    from wise_atta.serve.middleware import Patient
     from wise_atta.serve.service import Service
-    from wise_atta.serve.shield import Patient
 
     loopback = is_loopback(host)
     if not loopback:
         require_tokens(settings.database, host)
     _hush()
     # One heap for all threads: with one for each, every one of them keeps what its thread once needed, in pieces.
-    fast.keep_memory()
+    memory.keep_memory()
     service = Service(models.load(model), settings)
     try:
         listener = listen(host, port)
@@ -164,7 +165,7 @@ def run(model: str, settings: Settings, host: str, port: int) -> None:
 
 
 def _keep_the_interpreter_responsive() -> None:
-    """Let nobody wait for the interpreter: neither for another thread's turn nor for a search for garbage."""
+    """Shorten the turns of threads and the collections of garbage, so that requests need not wait for either."""
     # A request passes through several threads, and at each it may wait a whole turn of the learner's.
     sys.setswitchinterval(0.001)
     # What is there by now stays: to go through all of it again takes a quarter of a second.
@@ -173,19 +174,19 @@ def _keep_the_interpreter_responsive() -> None:
 
 
 def _hush() -> None:
-    """Let strangers fill neither the log nor the memory: of every new warning Python keeps the text for good."""
+    """Keep warnings about malformed requests out of the log and of memory: Python keeps every new text for good."""
     warnings.filterwarnings("ignore", module=r"PIL\.")
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     logging.getLogger("uvicorn.error").addFilter(_is_ours)
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a line is about the service, not about what somebody sent that is no request, or asks for WebSockets."""
+    """Whether a line of the log is about the service, not about a malformed request or one for WebSockets."""
     return not record.getMessage().startswith(("Invalid HTTP", "Unsupported upgrade", "No supported WebSocket"))
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Take an address before anybody is told that the service is there."""
+    """Bind an address, before the service announces itself."""
     try:
         (family, *_), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         return socket.create_server((host, port), family=family, backlog=2048)

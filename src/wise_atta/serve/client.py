@@ -1,4 +1,4 @@
-"""How does a program talk to the service? A small client with types."""
+"""A small typed client of the service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be set about a service, and what is refused before it starts?"""
+"""Settings of the service, and what of them is refused before it starts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from fractions import Fraction
 from typing import Any
 
 from wise_atta import errors, methods, when
-from wise_atta.adapter import Adapter, Context
 from wise_atta.data.models import SourceModel
+from wise_atta.loop import Adapter
+from wise_atta.who import Context
 from wise_atta.wrap import adapt
 
 # Seconds, days and requests beyond it are a slip, and clocks cannot count so far.
@@ -165,11 +166,11 @@ class Settings:
         return self.rate * self.audit_share
 
 
-def _require(given: object, *names: str, least: int = 0) -> None:
+def _require(settings: object, *names: str, least: int = 0) -> None:
     for name in names:
         # Written so that NaN, which is neither more nor less than anything, is refused.
-        if not least <= getattr(given, name) <= _MOST:
-            raise errors.BadConfig(f"{name}={getattr(given, name)} must be at least {least}, and {_MOST} at most")
+        if not least <= getattr(settings, name) <= _MOST:
+            raise errors.BadConfig(f"{name}={getattr(settings, name)} must be at least {least}, and {_MOST} at most")
 
 
 def build(model: SourceModel, settings: Settings) -> Adapter:
@@ -209,9 +210,9 @@ def build(model: SourceModel, settings: Settings) -> Adapter:
     return adapter
 
 
-def class_names(model: SourceModel, given: tuple[str, ...] | None, outputs: int) -> tuple[str, ...]:
+def class_names(model: SourceModel, chosen: tuple[str, ...] | None, outputs: int) -> tuple[str, ...]:
     """What the classes are called: as given, as the model says, or by number."""
-    names = given if given is not None else model.classes
+    names = chosen if chosen is not None else model.classes
     if names is None:
         return tuple(str(number) for number in range(outputs))
     if len(names) != outputs:

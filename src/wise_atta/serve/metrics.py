@@ -1,4 +1,4 @@
-"""What can be watched from outside? Counts and times in the text format of Prometheus."""
+"""Metrics in the text format of Prometheus."""
 
 from __future__ import annotations
 

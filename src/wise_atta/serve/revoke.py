@@ -1,4 +1,4 @@
-"""How is a label unlearned? By going through the event log again without it, or, where that is gone, from a checkpoint.
+"""Revoking labels: the event log is replayed without them, or, where it is gone, from a checkpoint.
 
 Exactly: from a checkpoint before the first of the labels, every event is applied again, without the revoked answers.
 The questions stay the ones that were asked: people were shown them and the account paid for them. So policy, selector
@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 from wise_atta import errors
 from wise_atta.serve import ledger as db
 from wise_atta.serve.ledger import Checkpoint, Learned, Question, Reply
-from wise_atta.serve.service import Stream, record
+from wise_atta.serve.service import LiveStream, record
 from wise_atta.serve.state import Outcome, State, Without, is_audit, pack, unpack
 from wise_atta.view import View
 from wise_atta.what import Selector
@@ -42,7 +42,7 @@ class Revocation:
 
 
 @dataclass(frozen=True)
-class _Replay:
+class _Rebuilt:
     """What going through the log again from a place on came to."""
 
     start: int
@@ -77,7 +77,7 @@ class _Granted(Policy):
         """The live account has been given them back."""
 
 
-def revoke(stream: Stream, *, by: str | None = None, queries: Sequence[str] | None = None) -> Revocation:
+def revoke(stream: LiveStream, *, by: str | None = None, queries: Sequence[str] | None = None) -> Revocation:
     """Take back accepted answers. Runs between two events of the stream's learner, and waits for the ledger."""
     if (by is None) == (queries is None):
         raise errors.BadInput("say whose answers, or the answers to which questions: one of the two")
@@ -92,14 +92,14 @@ def revoke(stream: Stream, *, by: str | None = None, queries: Sequence[str] | No
         ids = [row.id for row in rows]
         before = frozenset((row.seq or 0, row.query) for row in _revoked(session, stream.name))
         without: Without = before | {(row.seq or 0, row.query) for row in rows}
-        replay = _replay(session, stream, first, without)
-        exact, replayed = replay is not None, 0 if replay is None else replay.events
-        if replay is None:
+        rebuilt = _replay(session, stream, first, without)
+        exact, replayed = rebuilt is not None, 0 if rebuilt is None else rebuilt.events
+        if rebuilt is None:
             # What came too late has taught nothing, and its question stays closed.
             rows = [row for row in rows if row.status == "accepted"]
             first = min((row.seq or 0 for row in rows), default=stream.state.position)
         names = frozenset(row.query for row in rows)
-        state, relearn = _approximate(session, stream, first, rows) if replay is None else (replay.state, [])
+        state, relearn = _approximate(session, stream, first, rows) if rebuilt is None else (rebuilt.state, [])
     after = stream.make()
     after.load_state_dict(state)
     saved, seq = pack(after.state_dict()), after.position
@@ -108,8 +108,8 @@ def revoke(stream: Stream, *, by: str | None = None, queries: Sequence[str] | No
     still = {query.id for query in after.adapter.open} | set(after.audit.open)
 
     def write(session: Session) -> None:
-        if replay is not None:
-            _enter(session, stream.name, replay)
+        if rebuilt is not None:
+            _enter(session, stream.name, rebuilt)
         for some in db.portions(ids):
             session.execute(update(Reply).where(Reply.id.in_(some)).values(status="revoked"))
         db.move(session, stream.name, names & still, "open")
@@ -129,7 +129,7 @@ def revoke(stream: Stream, *, by: str | None = None, queries: Sequence[str] | No
     return Revocation(len(ids), exact, replayed)
 
 
-def _chosen(session: Session, stream: Stream, by: str | None, queries: Sequence[str] | None) -> list[Reply]:
+def _chosen(session: Session, stream: LiveStream, by: str | None, queries: Sequence[str] | None) -> list[Reply]:
     """The answers to take back, of those that the learner has heard: the others came after the call for this.
 
     A person's answers that came too late are among them: in a replay they might come in time.
@@ -137,8 +137,8 @@ def _chosen(session: Session, stream: Stream, by: str | None, queries: Sequence[
     which = Reply.by == by if queries is None else Reply.query.in_(queries)
     counts = Reply.status.in_(("accepted", "late") if queries is None else ("accepted",))
     heard = Reply.seq <= stream.state.position
-    found = select(Reply).where(Reply.stream == stream.name, counts, heard, which)
-    rows = list(session.scalars(found))
+    statement = select(Reply).where(Reply.stream == stream.name, counts, heard, which)
+    rows = list(session.scalars(statement))
     missing = sorted(set(queries or ()) - {row.query for row in rows})
     if missing:
         raise errors.UnknownQuery(f"questions {missing[:5]} have no answer that counts")
@@ -149,7 +149,7 @@ def _revoked(session: Session, stream: str) -> list[Reply]:
     return list(session.scalars(select(Reply).where(Reply.stream == stream, Reply.status == "revoked")))
 
 
-def _replay(session: Session, stream: Stream, first: int, without: Without) -> _Replay | None:
+def _replay(session: Session, stream: LiveStream, first: int, without: Without) -> _Rebuilt | None:
     """The whole log once more, without some answers.
 
     None where the log does not reach back far enough, or was learned by other options than those of today.
@@ -181,26 +181,26 @@ def _replay(session: Session, stream: Stream, first: int, without: Without) -> _
         done = twin.apply(event, without)
         # Questions, account and notices stay those of the live stream.
         outcomes.append(Outcome(done.seq, learned=done.learned, expired=done.expired, late=done.late))
-    return _Replay(start, _spliced(stream.state, twin), len(outcomes), outcomes)
+    return _Rebuilt(start, _spliced(stream.state, twin), len(outcomes), outcomes)
 
 
-def _enter(session: Session, stream: str, replay: _Replay) -> None:
-    """Let the ledger say what became of the labels in the replay: without the revoked ones, others came earlier."""
-    desk = replay.state["adapter"]["desk"]
+def _enter(session: Session, stream: str, rebuilt: _Rebuilt) -> None:
+    """Enter what the replayed log made of the labels: without the revoked ones, others came earlier."""
+    desk = rebuilt.state["adapter"]["desk"]
     pending = [] if desk is None else [item["query"]["id"] for item in desk["pending"]]
-    learned = {name: outcome.seq for outcome in replay.outcomes for name in outcome.learned}
-    before = session.scalars(select(Learned).where(Learned.stream == stream, Learned.seq > replay.start))
+    learned = {name: outcome.seq for outcome in rebuilt.outcomes for name in outcome.learned}
+    before = session.scalars(select(Learned).where(Learned.stream == stream, Learned.seq > rebuilt.start))
     for differ in db.portions([row.query for row in before if learned.get(row.query) != row.seq]):
         session.execute(delete(Learned).where(Learned.stream == stream, Learned.query.in_(differ)))
     for timely in db.portions([*learned, *pending]):
-        found = Reply.stream == stream, Reply.query.in_(timely), Reply.status == "late"
-        session.execute(update(Reply).where(*found).values(status="accepted"))
+        too_late = Reply.stream == stream, Reply.query.in_(timely), Reply.status == "late"
+        session.execute(update(Reply).where(*too_late).values(status="accepted"))
     db.move(session, stream, pending, "answered")
-    record(session, stream, replay.outcomes)
+    record(session, stream, rebuilt.outcomes)
 
 
 def _spliced(live: State, twin: State) -> dict[str, Any]:
-    """What was learned in the replay; what was decided and paid for in life."""
+    """What was learned when the log was replayed; what was decided and paid for in life."""
     state = live.state_dict()
     other = twin.state_dict()
     adapter = {**other["adapter"]}
@@ -210,7 +210,7 @@ def _spliced(live: State, twin: State) -> dict[str, Any]:
 
 
 def _approximate(
-    session: Session, stream: Stream, first: int, rows: Sequence[Reply]
+    session: Session, stream: LiveStream, first: int, rows: Sequence[Reply]
 ) -> tuple[dict[str, Any], list[str]]:
     """The tensors of a checkpoint before the labels, in a stream where all later labels wait to be learned."""
     names = frozenset(row.query for row in rows)

@@ -1,4 +1,4 @@
-"""What makes up a running service? Streams that predict at once and learn behind it, and one ledger."""
+"""The running service: streams that predict at once and learn behind it, and one ledger."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ from wise_atta.serve import ledger as db
 from wise_atta.serve.batcher import Batcher, Job, Reply, Stopping
 from wise_atta.serve.config import Settings, build, class_names
 from wise_atta.serve.history import History
-from wise_atta.serve.intake import Intake
 from wise_atta.serve.learner import Learner
-from wise_atta.serve.ledger import Charge, Learned, Ledger, Notice, Question
-from wise_atta.serve.ledger import Reply as AnswerRow
+from wise_atta.serve.ledger import Charge, Learned, Ledger, Notice, Question, Reply as AnswerRow
 from wise_atta.serve.state import Audit, Event, Outcome, State, best_guesses, pack, rooms, unpack
+from wise_atta.serve.uploads import UploadReader
 from wise_atta.who.query import pack_query
 
 T = TypeVar("T")
@@ -60,7 +59,7 @@ class Tally:
     trips: int = 0
 
 
-class Stream:
+class LiveStream:
     """A named stream of pictures: predicts at once, logs, and learns behind it.
 
     Parameters
@@ -265,9 +264,9 @@ class Stream:
     def _tell(self, session: Session) -> list[Outcome]:
         with self._untold_lock:
             # What comes from here on needs another write.
-            self._telling, found = None, list(self._untold)
-        record(session, self.name, found)
-        return found
+            self._telling, outcomes = None, list(self._untold)
+        record(session, self.name, outcomes)
+        return outcomes
 
     def _told(self, outcomes: Sequence[Outcome]) -> None:
         told = set(outcomes)
@@ -385,21 +384,21 @@ class Stream:
         assert problem is not None
         raise problem
 
-    def _replay(self) -> _Replay:
+    def _replay(self) -> _Recovery:
         with self.ledger.read() as session:
-            found = db.last_checkpoint(session, self.name)
+            checkpoint = db.last_checkpoint(session, self.name)
             start = 0
-            if found is not None:
+            if checkpoint is not None:
                 try:
-                    self.state.load_state_dict(unpack(found.state))
+                    self.state.load_state_dict(unpack(checkpoint.state))
                 except errors.StateMismatch as error:
                     raise errors.StateMismatch(
                         f"stream {self.name!r} of this database was begun with another model or other options; start "
                         f"with those, or use a new stream or database. In detail: {error}"
                     ) from error
-                start = found.seq
+                start = checkpoint.seq
             known = session.scalars(select(Question.id).where(Question.stream == self.name, Question.seq > start)).all()
-            replay = _Replay(self.state, self.name, set(known))
+            replay = _Recovery(self.state, self.name, set(known))
             for event in db.events(session, self.name, start):
                 replay.apply(event)
         return replay
@@ -415,7 +414,7 @@ class Stream:
                 pass
 
 
-class _Replay:
+class _Recovery:
     """What the log of a stream leads to once more, and whether it is what the ledger says.
 
     Parameters
@@ -503,8 +502,8 @@ def record(session: Session, stream: str, outcomes: Sequence[Outcome]) -> None:
 
 
 def _is_noted(session: Session, stream: str, seq: int) -> bool:
-    found = Notice.stream == stream, Notice.kind == "guard", Notice.body["seq"].as_integer() == seq
-    return bool(session.scalar(select(exists().where(*found))))
+    same = Notice.stream == stream, Notice.kind == "guard", Notice.body["seq"].as_integer() == seq
+    return bool(session.scalar(select(exists().where(*same))))
 
 
 class Service:
@@ -522,19 +521,21 @@ class Service:
         self.model = model
         self.settings = settings
         torch.set_num_threads(settings.threads)
-        self.intake = Intake(model.preparation, max_pictures=settings.max_batch, max_pixels=settings.limits.pixels)
+        self.uploads = UploadReader(
+            model.preparation, max_pictures=settings.max_batch, max_pixels=settings.limits.pixels
+        )
         outputs = self._make().adapter.classifier.outputs
         if outputs is None:
             raise errors.BadConfig("the number of classes cannot be read off the model's head: name it with head=…")
         self.classes = class_names(model, settings.classes, outputs)
         self.started = time.time()
         self.ledger = Ledger(settings.database)
-        self.streams: dict[str, Stream] = {}
+        self.streams: dict[str, LiveStream] = {}
         self._closing = threading.Lock()
         self.ready = False
         try:
             for name in settings.streams:
-                self.streams[name] = Stream(name, self._make, settings, self.ledger)
+                self.streams[name] = LiveStream(name, self._make, settings, self.ledger)
             for stream in self.streams.values():
                 kind = "recovered" if stream.recovered else "start"
                 stream.note(kind, replayed=stream.recovered, recipe=settings.recipe)
@@ -545,7 +546,7 @@ class Service:
 
     def _make(self) -> State:
         settings = self.settings
-        return State(build(self.model, settings), Audit(settings.audit_rate, settings.seed), self.intake)
+        return State(build(self.model, settings), Audit(settings.audit_rate, settings.seed), self.uploads)
 
     @property
     def healthy(self) -> bool:

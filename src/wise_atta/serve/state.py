@@ -1,4 +1,4 @@
-"""What is a stream at a given place in its event log? A deterministic machine: the same events, the same state.
+"""The state of a stream at a place in its event log, a deterministic machine: the same events, the same state.
 
 The live learner, the recovery after a crash, the replay that revokes labels and the twin in the tests all drive this
 one class. It knows no clock, no database and no request.
@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from wise_atta import errors, rng, when
-from wise_atta.adapter import Adapter, Step
 from wise_atta.how.update import NoUpdate
-from wise_atta.serve.intake import Intake
+from wise_atta.loop import Adapter
+from wise_atta.prediction import Step
+from wise_atta.serve.uploads import UploadReader
 from wise_atta.stream import Batch
 from wise_atta.who import CANT_TELL, Answer, Query
 
@@ -67,11 +68,11 @@ class Event:
 
     def samples(self) -> list[tuple[str, bytes]]:
         """Kind and bytes of each picture."""
-        found, start = [], 0
+        samples, start = [], 0
         for kind, size in zip(self.body["kinds"], self.body["sizes"], strict=True):
-            found.append((kind, (self.pictures or b"")[start : start + size]))
+            samples.append((kind, (self.pictures or b"")[start : start + size]))
             start += size
-        return found
+        return samples
 
     def names(self) -> list[str]:
         """A name for each picture: its request's id and its place there."""
@@ -134,7 +135,7 @@ class Outcome:
 
 
 class Audit:
-    """Which samples are drawn to measure accuracy? One of every block of 1/rate samples, uniformly within its block.
+    """The draw of samples that measure accuracy: one of every block of 1/rate samples, uniformly within its block.
 
     The first block is left out, so that spent ≤ ⌊rate · seen⌋ holds at every moment; after it every sample has the same
     chance, whatever the model thinks of it.
@@ -259,14 +260,14 @@ class State:
         At the source, used by nobody else for learning.
     audit
         Who draws the samples that accuracy is measured on.
-    intake
+    uploads
         Turns logged pictures into pixels again.
     """
 
-    def __init__(self, adapter: Adapter, audit: Audit, intake: Intake) -> None:
+    def __init__(self, adapter: Adapter, audit: Audit, uploads: UploadReader) -> None:
         self.adapter = adapter
         self.audit = audit
-        self.intake = intake
+        self.uploads = uploads
         self.position = 0
         # Place of the last return to the source: nothing before it is in the tensors any more.
         self.since = 0
@@ -307,7 +308,7 @@ class State:
             return Outcome(event.seq, asked)
         inputs = event.inputs
         if inputs is None:
-            inputs = torch.stack([self.intake.restore(kind, data) for kind, data in event.samples()])
+            inputs = torch.stack([self.uploads.restore(kind, data) for kind, data in event.samples()])
         try:
             batch = Batch(inputs.to(self.adapter.classifier.device), ids=names)
             room, each = self.room or event.body.get("room", self.unsaid)
@@ -332,7 +333,7 @@ class State:
         )
 
     def _unseen(self, ended: Sequence[str]) -> list[str]:
-        """Those of the questions that have ended which nobody was shown."""
+        """Those of the ended questions that were never shown."""
         unseen = [name for name in ended if name not in self._shown]
         for name in ended:
             self._shown.pop(name, None)
@@ -424,7 +425,7 @@ def pack(state: Mapping[str, Any]) -> bytes:
 
 def unpack(data: bytes) -> dict[str, Any]:
     """The state again; tensors and plain values only, no code."""
-    found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    if not isinstance(found, dict):
+    state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    if not isinstance(state, dict):
         raise errors.StateMismatch("the checkpoint does not hold a state")
-    return found
+    return state

@@ -1,15 +1,18 @@
-"""Which samples can a stronger model help with? Those neither too unsure nor too sure, and unlike what it saw."""
+"""Samples that a stronger model can help with: neither too unsure nor too sure, and unlike what it saw."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from wise_atta import errors, signals
-from wise_atta.how import Redundancy
+from wise_atta.average import Redundancy
+from wise_atta.part import running
 from wise_atta.view import View
 from wise_atta.what.selector import Selector, check_count
 
 
+@dataclass(kw_only=True, eq=False)
 class Band(Selector):
     """E_min < H < E_max and |cos(p̄, p)| < ε, with p̄ the moving average of what was picked (CEMA).
 
@@ -26,31 +29,28 @@ class Band(Selector):
         public configuration keeps it constant.
     """
 
-    def __init__(
-        self,
-        *,
-        above: float | None = None,
-        below: float = 0.4,
-        epsilon: float = 0.05,
-        mean_momentum: float = 0.9,
-        lower: bool = False,
-        seed: int = 0,
-    ) -> None:
-        if not 0 <= (above or 0) < below:
-            raise errors.BadConfig(f"above and below are shares of ln C, 0 ≤ above < below, not {above} and {below}")
-        super().__init__(seed=seed)
-        self.above = above
-        self.below = below
-        self.lower = lower
-        self.redundancy = Redundancy(epsilon, mean_momentum)
-        # Samples seen, the sum of their entropies, and the mean entropy of the first batch.
-        self._seen, self._total = 0, 0.0
-        self._first: float | None = None
+    above: float | None = None
+    below: float = 0.4
+    epsilon: float = 0.05
+    mean_momentum: float = 0.9
+    lower: bool = False
+    balance: bool = field(default=False, init=False, repr=False)  # no option: it does not rank classes
+    redundancy: Redundancy = running(key="mean")
+    # Samples seen, the sum of their entropies, and the mean entropy of the first batch.
+    _entropy: list[Any] = running([0, 0.0, None], key="entropy")
+
+    def __post_init__(self) -> None:
+        if not 0 <= (self.above or 0) < self.below:
+            raise errors.BadConfig(
+                f"above and below are shares of ln C, 0 ≤ above < below, not {self.above} and {self.below}"
+            )
+        self.redundancy = Redundancy(self.epsilon, self.mean_momentum)
 
     def pick(self, view: View, k: int = 1) -> list[int]:
         check_count(k)
         entropy, probs = view.entropy, view.probs
-        seen, total, first = self._seen + len(view), self._total + float(entropy.sum()), self._first
+        seen, total, first = self._entropy
+        seen, total = seen + len(view), total + float(entropy.sum())
         first = total / seen if first is None else first
         limit = signals.entropy_threshold(view.classes, self.below)
         if self.lower and first > 0:
@@ -63,25 +63,5 @@ class Band(Selector):
             best = entropy[rows].topk(k).indices
             rows = sorted(rows[i] for i in best.tolist())
         self.redundancy.follow(probs[rows])
-        self._seen, self._total, self._first = seen, total, first
+        self._entropy = [seen, total, first]
         return rows
-
-    def reset(self) -> None:
-        super().reset()
-        self.redundancy.reset()
-        self._seen, self._total, self._first = 0, 0.0, None
-
-    def state_dict(self) -> dict[str, Any]:
-        own = {"mean": self.redundancy.state_dict(), "entropy": [self._seen, self._total, self._first]}
-        return super().state_dict() | own
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.redundancy.load_state_dict(state["mean"])
-        self._seen, self._total, self._first = state["entropy"]
-
-    def __repr__(self) -> str:
-        return (
-            f"Band(above={self.above}, below={self.below}, epsilon={self.redundancy.epsilon}, "
-            f"mean_momentum={self.redundancy.mean.momentum}, lower={self.lower})"
-        )

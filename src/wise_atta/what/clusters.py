@@ -1,8 +1,9 @@
-"""Which samples stand for regions that no label has reached? The centres of clusters without an old anchor."""
+"""Samples that stand for regions which no label has reached: the centres of clusters without an old anchor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wise_atta import errors, rng
+from wise_atta.part import running
 from wise_atta.view import View
 from wise_atta.what.selector import Selector, check_count
 
@@ -31,6 +33,7 @@ class Memory(Protocol):
     def features(self) -> Tensor | None: ...
 
 
+@dataclass(kw_only=True, eq=False)
 class Clusters(Selector):
     """Weighted k-means over old anchors and new candidates; asks where a cluster holds no old anchor (SimATTA).
 
@@ -54,23 +57,18 @@ class Clusters(Selector):
         Of k-means++.
     """
 
-    def __init__(
-        self,
-        memory: Memory | None = None,
-        *,
-        e_h: float = 0.1,
-        iterations: int = 100,
-        start: Start | None = None,
-        seed: int = 0,
-    ) -> None:
-        if e_h < 0 or iterations < 1:
-            raise errors.BadConfig(f"e_h must be at least 0 and iterations at least 1, not {e_h} and {iterations}")
-        super().__init__(seed=seed)
-        self.memory = memory
-        self.e_h = e_h
-        self.iterations = iterations
-        self.start = start
-        self._weights: dict[tuple[int, int], float] = {}
+    memory: Memory | None = field(default=None, kw_only=False, repr=False)
+    e_h: float = 0.1
+    iterations: int = 100
+    start: Start | None = field(default=None, repr=False)
+    balance: bool = field(default=False, init=False, repr=False)  # no option: it does not rank classes
+    _weights: dict[tuple[int, int], float] = running({}, key="weights")
+
+    def __post_init__(self) -> None:
+        if self.e_h < 0 or self.iterations < 1:
+            raise errors.BadConfig(
+                f"e_h must be at least 0 and iterations at least 1, not {self.e_h} and {self.iterations}"
+            )
 
     def pick(self, view: View, k: int = 1) -> list[int]:
         check_count(k)
@@ -107,19 +105,12 @@ class Clusters(Selector):
     def _spread(self, number: int) -> Start:
         return lambda points, weights, k: plus_plus(points, weights, k, rng.numpy(self.seed, "clusters", number))
 
-    def reset(self) -> None:
-        super().reset()
-        self._weights = {}
-
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"weights": [[*place, weight] for place, weight in self._weights.items()]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._weights = {(batch, row): weight for batch, row, weight in state["weights"]}
-
-    def __repr__(self) -> str:
-        return f"Clusters(e_h={self.e_h}, iterations={self.iterations}, seed={self.seed})"
 
 
 def k_means(

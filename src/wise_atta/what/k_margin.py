@@ -1,6 +1,8 @@
-"""Which samples are unsure and unlike each other? Spread by greedy k-centre, in features that count by their margin."""
+"""Samples that are unsure and unlike each other: greedy k-centre, in features that count by their margin."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -9,6 +11,7 @@ from wise_atta.view import View
 from wise_atta.what.selector import Selector, check_count
 
 
+@dataclass(kw_only=True, eq=False)
 class KMargin(Selector):
     """Features scaled by 1 − (p₁ − p₂), greedy k-centre from the origin (HILTTA).
 
@@ -21,8 +24,7 @@ class KMargin(Selector):
         For ties.
     """
 
-    def __init__(self, *, seed: int = 0) -> None:
-        super().__init__(seed=seed)
+    balance: bool = field(default=False, init=False, repr=False)  # no option: it does not rank classes
 
     def pick(self, view: View, k: int = 1) -> list[int]:
         check_count(k)
@@ -39,6 +41,3 @@ class KMargin(Selector):
             # Samples that coincide are as far apart as a picked one is from itself; none is picked twice.
             distance[best] = -1
         return picked
-
-    def __repr__(self) -> str:
-        return f"KMargin(seed={self.seed})"

@@ -1,9 +1,10 @@
-"""Which samples of a batch are worth a label? Scores, the highest first, ties at random."""
+"""Selectors: which samples of a batch are worth a label. Scores, the highest first, ties at random."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -11,10 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wise_atta import errors, rng, signals
+from wise_atta.part import Part, running
 from wise_atta.view import View
 
 
-class Selector:
+@dataclass(kw_only=True, eq=False)
+class Selector(Part):
     """Ranks the samples of a batch by a score. A subclass says what the score is.
 
     Parameters
@@ -26,13 +29,12 @@ class Selector:
         For ties, and for selectors that draw.
     """
 
-    needs_anchor: bool = False
+    needs_anchor: ClassVar[bool] = False
 
-    def __init__(self, *, balance: bool = False, seed: int = 0) -> None:
-        self.balance = balance
-        self.seed = seed
-        self._just_asked: set[int] = set()
-        self._last_score: dict[int, float] = {}
+    balance: bool = False
+    seed: int = 0
+    _just_asked: list[int] = running([], key="just_asked")
+    _last_score: dict[int, float] = running({}, key="last_score")
 
     def scores(self, view: View) -> Tensor:
         """One number a sample; the highest is asked for, NaN last of all."""
@@ -56,8 +58,8 @@ class Selector:
         fresh = [i for i in ranked if self._is_fresh(int(predicted[i]), float(scores[i]))]
         rest = [i for i in ranked if not self._is_fresh(int(predicted[i]), float(scores[i]))]
         picked = [int(i) for i in [*fresh, *rest][:k]]
-        self._just_asked = {int(predicted[i]) for i in picked}
-        self._last_score.update({int(predicted[i]): float(scores[i]) for i in picked})
+        self._just_asked = sorted({int(predicted[i]) for i in picked})
+        self._last_score = self._last_score | {int(predicted[i]): float(scores[i]) for i in picked}
         return picked
 
     def shuffled(self, view: View) -> NDArray[np.int64]:
@@ -67,20 +69,6 @@ class Selector:
     def _is_fresh(self, predicted: int, score: float) -> bool:
         return predicted not in self._just_asked or score > self._last_score[predicted]
 
-    def reset(self) -> None:
-        """Forget what was asked before."""
-        self._just_asked, self._last_score = set(), {}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"just_asked": sorted(self._just_asked), "last_score": dict(self._last_score)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._just_asked = set(state["just_asked"])
-        self._last_score = dict(state["last_score"])
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(balance={self.balance}, seed={self.seed})"
-
 
 def check_count(k: int) -> None:
     """Refuse to pick no sample."""
@@ -88,6 +76,7 @@ def check_count(k: int) -> None:
         raise errors.BadConfig(f"at least one sample must be picked, not {k}")
 
 
+@dataclass(kw_only=True, eq=False)
 class Perturbation(Selector):
     """The sample whose confidence moves most when its features are nudged: |Δp_ŷ| (EATTA).
 
@@ -97,11 +86,11 @@ class Perturbation(Selector):
         Deviation of the Gaussian noise on the features.
     """
 
-    def __init__(self, *, sigma: float = 0.01, balance: bool = False, seed: int = 0) -> None:
-        if not sigma > 0:
-            raise errors.BadConfig(f"sigma must be above 0, not {sigma}")
-        super().__init__(balance=balance, seed=seed)
-        self.sigma = sigma
+    sigma: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not self.sigma > 0:
+            raise errors.BadConfig(f"sigma must be above 0, not {self.sigma}")
 
     def noise(self, view: View) -> Tensor:
         """Standard normal noise of the features' shape, drawn on the CPU."""
@@ -114,10 +103,8 @@ class Perturbation(Selector):
         predicted = view.logits.argmax(dim=1, keepdim=True)
         return (nudged.gather(1, predicted) - view.probs.gather(1, predicted)).abs().squeeze(1)
 
-    def __repr__(self) -> str:
-        return f"Perturbation(sigma={self.sigma}, balance={self.balance}, seed={self.seed})"
 
-
+@dataclass(kw_only=True, eq=False)
 class Drift(Perturbation):
     """The sample whose prediction moved furthest from the anchor's: arg max ‖p − p̄‖₂ (section 3.2).
 
@@ -131,17 +118,12 @@ class Drift(Perturbation):
         Of that score, see `Perturbation`.
     """
 
-    needs_anchor = True
+    needs_anchor: ClassVar[bool] = True
 
-    def __init__(self, *, first: int = 0, sigma: float = 0.01, balance: bool = False, seed: int = 0) -> None:
-        super().__init__(sigma=sigma, balance=balance, seed=seed)
-        self.first = first
+    first: int = 0
 
     def scores(self, view: View) -> Tensor:
         return super().scores(view) if view.age <= self.first else view.drift
-
-    def __repr__(self) -> str:
-        return f"Drift(first={self.first}, balance={self.balance}, seed={self.seed})"
 
 
 class MaxEntropy(Selector):

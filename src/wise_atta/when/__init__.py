@@ -1,40 +1,31 @@
-"""When to ask? A utility scores the batch, a policy decides on the score, an account keeps the policy honest."""
+"""When to ask: utilities score a batch, policies decide on the score, an account keeps them honest."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from wise_atta import errors
-from wise_atta.when.account import Account
-from wise_atta.when.paced import BudgetPaced
-from wise_atta.when.policies import Always, Decision, Exhaust, Never, Policy, Random, Uniform, early
-from wise_atta.when.utilities import Count, LowKEntropy, MeanDrift, MeanEntropy, TopKDrift, TopKEntropy, Utility
-
-__all__ = [
-    "POLICIES",
-    "UTILITIES",
-    "Account",
-    "Always",
-    "BudgetPaced",
-    "Count",
-    "Decision",
-    "Exhaust",
-    "LowKEntropy",
-    "MeanDrift",
-    "MeanEntropy",
-    "Never",
-    "Policy",
-    "Random",
-    "TopKDrift",
-    "TopKEntropy",
-    "Uniform",
-    "Utility",
-    "early",
-    "policy",
-    "utility",
-]
+from wise_atta.part import make
+from wise_atta.when.account import Account as Account
+from wise_atta.when.paced import BudgetPaced as BudgetPaced
+from wise_atta.when.policies import (
+    Always as Always,
+    Decision as Decision,
+    Exhaust as Exhaust,
+    Never as Never,
+    Policy as Policy,
+    Random as Random,
+    Uniform as Uniform,
+    early as early,
+)
+from wise_atta.when.utilities import (
+    Count as Count,
+    LowKEntropy as LowKEntropy,
+    MeanDrift as MeanDrift,
+    MeanEntropy as MeanEntropy,
+    TopKDrift as TopKDrift,
+    TopKEntropy as TopKEntropy,
+    Utility as Utility,
+)
 
 POLICIES: dict[str, type[Policy]] = {
     "paced": BudgetPaced,
@@ -53,8 +44,6 @@ UTILITIES: dict[str, type[Utility]] = {
     "topk-drift": TopKDrift,
 }
 
-_T = TypeVar("_T")
-
 
 def policy(name: str, **options: Any) -> Policy:
     """The policy of that name.
@@ -62,7 +51,7 @@ def policy(name: str, **options: Any) -> Policy:
     >>> policy("uniform", ratio=0.5)
     Uniform(ratio=0.5, total=None, per='batch')
     """
-    return _build("policy", POLICIES, name, options)
+    return make("policy", POLICIES, name, options)
 
 
 def utility(name: str, **options: Any) -> Utility:
@@ -71,16 +60,4 @@ def utility(name: str, **options: Any) -> Utility:
     >>> utility("topk-drift", k=4)
     TopKDrift(k=4, sign=1)
     """
-    return _build("utility", UTILITIES, name, options)
-
-
-def _build(kind: str, registry: Mapping[str, type[_T]], name: str, options: Mapping[str, Any]) -> _T:
-    if name not in registry:
-        raise errors.unknown(kind, name, registry)
-    signature = inspect.signature(registry[name])
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        takes = ", ".join(signature.parameters) or "no options"
-        raise errors.BadConfig(f"{kind} {name!r}: {error}. It takes {takes}") from error
-    return registry[name](**options)
+    return make("utility", UTILITIES, name, options)

@@ -1,4 +1,4 @@
-"""When is a batch worth a label? When its score is high among the recent ones and the budget is on schedule."""
+"""Budget-paced selection: a batch is worth a label if its score is high lately and the budget is on schedule."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, get_args
+from dataclasses import KW_ONLY, dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -17,9 +18,9 @@ from wise_atta.when.window import Window
 
 Ties = Literal["share", "accept"]
 Preset = Literal["paper", "authors"]
-_T = TypeVar("_T")
 
 
+@dataclass(eq=False)
 class BudgetPaced(Policy):
     """Budget-paced batch selection (section 3.1, Algorithm 1), under an account that cannot be overdrawn.
 
@@ -68,69 +69,78 @@ class BudgetPaced(Policy):
     (4, 4)
     """
 
-    def __init__(
-        self,
-        ratio: Ratio = 0.2,
-        *,
-        window: int = 250,
-        warmup: int = 1,
-        horizon: float | None = None,
-        slack: float | None = None,
-        credit: float | None = None,
-        total: int | None = None,
-        ties: Ties | None = None,
-        per: Per = "batch",
-        preset: Preset | None = None,
-        length: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        if preset not in (None, *get_args(Preset)):
-            raise errors.unknown("preset", str(preset), get_args(Preset))
-        if (length is None) == (preset == "authors"):
-            raise errors.BadConfig(
-                "preset='authors' and length, the number of batches of the stream, are given together or not at all. "
-                "To spend a whole budget on a stream of known length, wrap the policy in Exhaust"
-            )
-        if preset is None:
-            if credit == math.inf:
-                raise errors.BadConfig("credit without limit is Algorithm 1 as printed: say preset='paper'")
-            account = Account(ratio, per=per, credit=credit or 0, total=total)
-        else:
-            account = Account(ratio, credit=math.inf) if length is None else Account.for_length(ratio, length)
-            _settle(preset, "per", per, account.per)
-            _settle(preset, "credit", credit, account.credit)
-            _settle(preset, "total", total, account.total)
-            _settle(preset, "ties", ties, "accept")
-        super().__init__(account, seed)
+    ratio: Ratio = 0.2
+    _: KW_ONLY
+    window: int = 250
+    warmup: int = 1
+    horizon: float | None = None
+    slack: float | None = None
+    credit: float | None = None
+    total: int | None = None
+    ties: Ties | None = None
+    per: Per = "batch"
+    preset: Preset | None = None
+    length: int | None = None
+    seed: int = 0
 
-        self.ratio = ratio
-        self.window = whole("window", window, least=1)
-        self.warmup = whole("warmup", warmup, least=1)
-        self.horizon = float((40 if preset == "authors" else 50) if horizon is None else horizon)
-        self.slack = float((1 if preset else 5) if slack is None else slack)
+    def __post_init__(self) -> None:
+        account = self._account()
+        super().__init__(account, self.seed)
         self.credit, self.total, self.per = account.credit, account.total, account.per
-        self.ties: Ties = ties or ("accept" if preset else "share")
-        self.preset, self.length = preset, length
-        if self.warmup > self.window:
-            raise errors.BadConfig(f"warmup={warmup} scores never fit in window={window}: the warm-up would not end")
-        if not self.horizon > 0 or not self.slack >= 0:
-            raise errors.BadConfig(f"horizon={horizon} must be above 0 and slack={slack} must be 0 or more")
+        self.ties = self.ties or ("accept" if self.preset else "share")
         if self.ties not in get_args(Ties):
-            raise errors.unknown("way with ties", str(ties), get_args(Ties))
+            raise errors.unknown("way with ties", str(self.ties), get_args(Ties))
+        self.window = whole("window", self.window, least=1)
+        self.warmup = whole("warmup", self.warmup, least=1)
+        if self.warmup > self.window:
+            raise errors.BadConfig(
+                f"warmup={self.warmup} scores never fit in window={self.window}: the warm-up would not end"
+            )
+        horizon, slack = (40, 1) if self.preset == "authors" else (50, 1 if self.preset else 5)
+        self.horizon = self._horizon = float(horizon if self.horizon is None else self.horizon)
+        self.slack = self._slack = float(slack if self.slack is None else self.slack)
+        if not self.horizon > 0 or not self.slack >= 0:
+            raise errors.BadConfig(f"horizon={self.horizon} must be above 0 and slack={self.slack} must be 0 or more")
         self._scores = Window(self.window)
-        if preset == "paper":
+        if self.preset == "paper":
             warnings.warn(
                 "preset='paper' is Algorithm 1 as printed: its credit has no limit, and where scores tie it spends "
                 "more labels than the ratio allows",
                 stacklevel=_outside(),
             )
 
+    def _account(self) -> Account:
+        """The account that preset, ratio and limits make together."""
+        if self.preset not in (None, *get_args(Preset)):
+            raise errors.unknown("preset", str(self.preset), get_args(Preset))
+        if (self.length is None) == (self.preset == "authors"):
+            raise errors.BadConfig(
+                "preset='authors' and length, the number of batches of the stream, are given together or not at all. "
+                "To spend a whole budget on a stream of known length, wrap the policy in Exhaust"
+            )
+        if self.preset is None:
+            if self.credit == math.inf:
+                raise errors.BadConfig("credit without limit is Algorithm 1 as printed: say preset='paper'")
+            return Account(self.ratio, per=self.per, credit=self.credit or 0, total=self.total)
+        fixed = (
+            Account(self.ratio, credit=math.inf) if self.length is None else Account.for_length(self.ratio, self.length)
+        )
+        settled = {"per": fixed.per, "credit": fixed.credit, "total": fixed.total, "ties": "accept"}
+        for name, value in settled.items():
+            own = getattr(self, name)
+            if own is not None and own != value:
+                raise errors.BadConfig(
+                    f"{name}={own!r} contradicts preset={self.preset!r}, which has {name}={value!r}: leave out one "
+                    "of the two"
+                )
+        return fixed
+
     def _wish(self, score: float, want: int, units: int) -> tuple[int, float, float]:
         # Pacing is in floats, in the order of Algorithm 1; only the account has to be exact.
         ratio, spent = self._ratio, self.account.spent
         target = ratio * self.account.seen
-        rate = min(max((ratio * units + (target - spent) / self.horizon) / want, 0.0), 1.0)
-        if spent + self.slack < target:
+        rate = min(max((ratio * units + (target - spent) / self._horizon) / want, 0.0), 1.0)
+        if spent + self._slack < target:
             return want, math.nan, rate
         if len(self._scores) < self.warmup:
             if self.preset != "authors":
@@ -141,7 +151,7 @@ class BudgetPaced(Policy):
 
     def _bounds(self, want: int, units: int) -> tuple[int, int]:
         most = super()._bounds(want, units)[1]
-        behind = self.account.spent + self.slack < self._ratio * self.account.seen
+        behind = self.account.spent + self._slack < self._ratio * self.account.seen
         return most if behind else 0, most
 
     def _admits(self, score: float, threshold: float, rate: float) -> bool:
@@ -186,10 +196,3 @@ def _outside() -> int:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "wise_atta":
         frame, level = frame.f_back, level + 1
     return level
-
-
-def _settle(preset: str, name: str, given: _T | None, fixed: _T) -> None:
-    if given is not None and given != fixed:
-        raise errors.BadConfig(
-            f"{name}={given!r} contradicts preset={preset!r}, which has {name}={fixed!r}: leave out one of the two"
-        )

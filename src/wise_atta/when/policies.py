@@ -1,4 +1,4 @@
-"""When is a batch worth a label? Policies that do not look at the score, and what all policies have in common."""
+"""Policies: which batches are worth a label. Those that do not look at the score, and what all have in common."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import inspect
 import math
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from typing import Any
-
-import numpy as np
 
 from wise_atta import errors, rng
 from wise_atta.when.account import Account, Per, Ratio, matching, whole
@@ -207,6 +205,7 @@ class _Blind(Policy):
         return granted, granted
 
 
+@dataclass(eq=False)
 class Uniform(_Blind):
     """Spreads the labels evenly: asks as soon as ⌊r·t⌋ has grown by as many labels as a batch takes.
 
@@ -226,15 +225,21 @@ class Uniform(_Blind):
     [0, 0, 1, 0, 1, 0, 0, 1, 0, 1]
     """
 
-    def __init__(self, ratio: Ratio = 0.2, *, total: int | None = None, per: Per = "batch") -> None:
-        super().__init__(Account(ratio, per=per, total=total))
-        self.ratio, self.total, self.per = ratio, self.account.total, per
+    ratio: Ratio = 0.2
+    _: KW_ONLY
+    total: int | None = None
+    per: Per = "batch"
+
+    def __post_init__(self) -> None:
+        super().__init__(Account(self.ratio, per=self.per, total=self.total))
+        self.total = self.account.total
 
     def _wish(self, score: float, want: int, units: int) -> tuple[int, float, float]:
         due = self.account.earned(self.account.seen) >= self.account.spent + want
         return want * due, math.nan, min(self._ratio * units / want, 1.0)
 
 
+@dataclass(eq=False)
 class Random(_Blind):
     """Leaves it to chance which batches are asked for.
 
@@ -264,32 +269,28 @@ class Random(_Blind):
     3
     """
 
-    def __init__(
-        self,
-        ratio: Ratio = 0.2,
-        *,
-        exact: bool = False,
-        length: int | None = None,
-        credit: int = 0,
-        total: int | None = None,
-        per: Per = "batch",
-        seed: int = 0,
-    ) -> None:
-        if exact:
-            if length is None or per != "batch" or credit or total is not None:
+    ratio: Ratio = 0.2
+    _: KW_ONLY
+    exact: bool = False
+    length: int | None = None
+    credit: int = 0
+    total: int | None = None
+    per: Per = "batch"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.exact:
+            if self.length is None or self.per != "batch" or self.credit or self.total is not None:
                 raise errors.BadConfig(
                     "Random(exact=True) needs length, the number of batches of the stream, and sets its own credit and "
                     "total: give ratio, length and seed"
                 )
-            super().__init__(Account.for_length(ratio, length), seed)
-            self._order = rng.numpy(self.seed, "policy").permutation(length)
-        else:
-            if length is not None:
-                raise errors.BadConfig("Random uses length with exact=True only: give both or neither")
-            super().__init__(Account(ratio, per=per, credit=credit, total=total), seed)
-            self._order = np.empty(0, dtype=np.int64)
-        self.ratio, self.exact, self.length = ratio, exact, length
-        self.credit, self.total, self.per = credit, total, per
+            super().__init__(Account.for_length(self.ratio, self.length), self.seed)
+            self._order = rng.numpy(self.seed, "policy").permutation(self.length)
+            return
+        if self.length is not None:
+            raise errors.BadConfig("Random uses length with exact=True only: give both or neither")
+        super().__init__(Account(self.ratio, per=self.per, credit=self.credit, total=self.total), self.seed)
 
     def _wish(self, score: float, want: int, units: int) -> tuple[int, float, float]:
         rate = min(self._ratio * units / want, 1.0)
@@ -301,6 +302,7 @@ class Random(_Blind):
         return batch < len(self._order) and int(self._order[batch]) * want < self.account.allowed
 
 
+@dataclass(eq=False)
 class Always(_Blind):
     """Asks on every batch.
 
@@ -318,9 +320,13 @@ class Always(_Blind):
     [3, 2, 0]
     """
 
-    def __init__(self, labels: int = 1, *, total: int | None = None) -> None:
-        self.labels = whole("labels", labels, least=1)
-        super().__init__(Account(self.labels, total=total))
+    labels: int = 1
+    _: KW_ONLY
+    total: int | None = None
+
+    def __post_init__(self) -> None:
+        self.labels = whole("labels", self.labels, least=1)
+        super().__init__(Account(self.labels, total=self.total))
         self.total = self.account.total
 
     def _wish(self, score: float, want: int, units: int) -> tuple[int, float, float]:
@@ -346,6 +352,7 @@ class Never(_Blind):
         return 0, math.nan, 0.0
 
 
+@dataclass(eq=False)
 class Exhaust(Policy):
     """Makes a policy spend ⌊r·T⌋ labels, no fewer and no more, so that policies are compared on the same number.
 
@@ -366,10 +373,14 @@ class Exhaust(Policy):
     5
     """
 
-    def __init__(self, policy: Policy, *, length: int) -> None:
-        if policy.account.per != "batch":
+    policy: Policy
+    _: KW_ONLY
+    length: int
+
+    def __post_init__(self) -> None:
+        if self.policy.account.per != "batch":
             raise errors.BadConfig("Exhaust counts batches: give it a policy with per='batch'")
-        self.policy, self.length = copy.deepcopy(policy), whole("length", length, least=1)
+        self.policy, self.length = copy.deepcopy(self.policy), whole("length", self.length, least=1)
         super().__init__(self.policy.account)
         budget = self.account.earned(self.length)
         self._budget = budget if self.account.total is None else min(budget, self.account.total)

@@ -1,20 +1,20 @@
-"""Who answers, and what becomes of the answers?
+"""Questions, whoever answers them, and what becomes of the answers.
 
-Questions (`Query`) go to an annotator and are kept at the `Desk` until their labels are learned. One batch, in the
+Questions (`Query`) go to an annotator and are kept as `Questions` until their labels are learned. One batch, in the
 order in which nothing that somebody looked at is returned, and nothing that was answered in time is lost:
 
 >>> import torch
 >>> from wise_atta.stream import Batch
->>> desk, annotator_ = Desk(classes=3, expires_after=2), Delayed(Oracle(lambda query: 1), batches=2)
+>>> questions, annotator_ = Questions(classes=3, expires_after=2), Delayed(Oracle(lambda query: 1), batches=2)
 >>> for now in range(1, 6):
 ...     queries = [Query.of(Batch(torch.rand(4, 2)), number=now, index=0, logits=torch.zeros(4, 3))]
-...     desk.ask(queries)
+...     questions.ask(queries)
 ...     annotator_.ask(queries, now)
-...     new = desk.answer(annotator_.answers(now, last=desk.closing(now)))
-...     desk.show(annotator_.shown(now))
-...     expired, returned = desk.expire(now)
-...     desk.learned(item.id for item in desk.pending)
->>> desk.counts
+...     new = questions.answer(annotator_.answers(now, last=questions.closing(now)))
+...     questions.show(annotator_.shown(now))
+...     returned = questions.give_up(questions.closing(now))
+...     questions.learned(item.id for item in questions.pending)
+>>> questions.counts
 Counts(asked=5, shown=5, answered=3, learned=3, cant_tell=0, expired=0, stale=0)
 """
 
@@ -24,39 +24,33 @@ import inspect
 from typing import Any, Final
 
 from wise_atta import errors
-from wise_atta.who.annotators import Annotator, Callback, Direct, Oracle, Teacher
-from wise_atta.who.desk import Answered, Counts, Desk
-from wise_atta.who.inbox import Inbox
-from wise_atta.who.query import CANT_TELL, SKIP, Answer, AnswerLike, Query, Verdict, as_batch
-from wise_atta.who.wrappers import Between, Delay, Delayed, Geometric, Noisy, Poisson, Wrapper
-
-__all__ = [
-    "ANNOTATORS",
-    "CANT_TELL",
-    "SKIP",
-    "Annotator",
-    "Answer",
-    "AnswerLike",
-    "Answered",
-    "Between",
-    "Callback",
-    "Counts",
-    "Delay",
-    "Delayed",
-    "Desk",
-    "Direct",
-    "Geometric",
-    "Inbox",
-    "Noisy",
-    "Oracle",
-    "Poisson",
-    "Query",
-    "Teacher",
-    "Verdict",
-    "Wrapper",
-    "annotator",
-    "as_batch",
-]
+from wise_atta.who.annotators import (
+    Annotator as Annotator,
+    Callback as Callback,
+    Direct as Direct,
+    Oracle as Oracle,
+    Teacher as Teacher,
+)
+from wise_atta.who.inbox import Inbox as Inbox
+from wise_atta.who.query import (
+    CANT_TELL as CANT_TELL,
+    SKIP as SKIP,
+    Answer as Answer,
+    AnswerLike as AnswerLike,
+    Query as Query,
+    Verdict as Verdict,
+    as_batch as as_batch,
+)
+from wise_atta.who.questions import Asked as Asked, Context as Context, Counts as Counts, Questions as Questions
+from wise_atta.who.wrappers import (
+    Between as Between,
+    Delay as Delay,
+    Delayed as Delayed,
+    Geometric as Geometric,
+    Noisy as Noisy,
+    Poisson as Poisson,
+    Wrapper as Wrapper,
+)
 
 ANNOTATORS: Final[dict[str, type[Annotator]]] = {
     "oracle": Oracle,

@@ -8,7 +8,6 @@ from typing import Any
 
 from wise_atta import errors
 from wise_atta.who.annotators import Annotator, check_kind
-from wise_atta.who.desk import Closed, settle
 from wise_atta.who.query import (
     Answer,
     AnswerLike,
@@ -22,6 +21,7 @@ from wise_atta.who.query import (
     unpack_answer,
     unpack_query,
 )
+from wise_atta.who.questions import Closed, settle
 
 
 class Inbox(Annotator):
@@ -123,7 +123,7 @@ class Inbox(Annotator):
                 "seen": list(self._seen),
                 "news": list(self._news),
                 "ready": {name: pack_answer(answer) for name, answer in self._ready.items()},
-                "closed": self._closed.state_dict(),
+                "closed": dict(self._closed),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -132,7 +132,7 @@ class Inbox(Annotator):
             questions = {item["id"]: unpack_query(item) for item in state["questions"]}
             seen, news = dict.fromkeys(state["seen"]), list(state["news"])
             ready = {name: unpack_answer(item) for name, item in state["ready"].items()}
-            closed = self._closed.restored(state["closed"])
+            closed = Closed(self._closed.remember, state["closed"])
         with self._lock:
             self._questions, self._seen, self._news = questions, seen, news
             self._ready, self._closed = ready, closed

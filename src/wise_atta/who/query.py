@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wise_atta import errors, host
+from wise_atta import errors
+from wise_atta.engine import host
 from wise_atta.stream import Batch, Inputs, leaves, tree_map
 
 

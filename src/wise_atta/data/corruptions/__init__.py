@@ -1,4 +1,4 @@
-"""Which pictures does a model meet in bad conditions? The corruptions of ImageNet-C, made on the fly.
+"""The corruptions of ImageNet-C, made on the fly.
 
 `corrupt` turns a batch of 8-bit pictures into corrupted 8-bit pictures, on the CPU or a GPU. A picture's result depends
 on the picture, the corruption, the severity and the seed (and its id, where one is given), never on its batch.

@@ -1,4 +1,4 @@
-"""What does a picture look like out of focus, through rough glass, or when camera or subject move?"""
+"""Blurs: Gaussian, out of focus, rough glass, moving camera or subject."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is random about one picture? Numbers drawn from its own key, the same in any batch and on any device.
+"""Random numbers of one picture, drawn from its own key: the same in any batch and on any device.
 
 A picture's key is a hash of seed, corruption, severity and its id (or, without an id, its pixels). Fields of noise are
 an integer hash of key and pixel number, computed where the picture lies; single numbers such as an angle come from

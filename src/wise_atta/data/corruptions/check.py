@@ -1,4 +1,4 @@
-"""Are these the published corruptions? A comparison with the package `imagecorruptions`, picture by picture.
+"""A comparison of the corruptions with the package `imagecorruptions`, picture by picture.
 
     python -m wise_atta.data.corruptions.check --data imagenet-sample.zip --pictures 8
 

@@ -1,4 +1,4 @@
-"""What do contrast, colour, geometry, resolution and compression do to a picture?"""
+"""Corruptions of contrast, colour, geometry, resolution, and by compression."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How is a picture filtered so that the result is the same bits everywhere? With whole numbers in float64.
+"""Filters that give the same bits everywhere, with whole numbers in float64.
 
 Pixels and weights are integers (weights in `UNIT`ths), every sum stays below 2**53, and so matrix products and
 Fourier transforms give the exact result whatever their order of summation: in any batch, on any device, with any

@@ -1,4 +1,4 @@
-"""What does frost on a window look like? Photographs where they are installed, drawn crystals where not."""
+"""Textures of frost on a window: photographs where they are installed, drawn crystals where not."""
 
 from __future__ import annotations
 

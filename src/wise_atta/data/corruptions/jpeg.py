@@ -1,4 +1,4 @@
-"""What does JPEG throw away? The lossy half of the codec, in the integer arithmetic of libjpeg.
+"""JPEG's lossy half, in the integer arithmetic of libjpeg.
 
 Colour conversion, 4:2:0 subsampling, the integer cosine transform, quantisation and all of it back; Huffman coding
 loses nothing and is left out. libjpeg's "slow" transform is linear with integer coefficients up to one rounding shift

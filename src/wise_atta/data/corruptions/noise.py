@@ -1,4 +1,4 @@
-"""Which grey level does a noisy pixel get? One drawn from the exact distribution over the 256 levels it can take.
+"""Noises of single pixels: a draw from the exact distribution over the 256 levels that a pixel can take.
 
 These noises treat every value alone, from 8 bits to 8 bits. So the distribution of the outcome given the level is a
 table of 256 × 256 probabilities, and a draw is one look-up (Walker's alias method): 8 random bits choose a column,

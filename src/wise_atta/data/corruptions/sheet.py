@@ -1,4 +1,4 @@
-"""What does every corruption look like? One picture under all of them, at three severities, on one sheet.
+"""The sheet of all corruptions: one picture under each of them, at three severities.
 
 python -m wise_atta.data.corruptions.sheet docs/img/corruptions.jpg
 python -m wise_atta.data.corruptions.sheet sheet.png --picture my.jpg

@@ -1,4 +1,4 @@
-"""What do drops on the lens do to a picture? Water shows at its edges, mud covers.
+"""Drops on the lens: water, which shows at its edges, and mud, which covers.
 
 Water needs the edges of the drops, the distance to them, and a relief made from it. These are the steps that OpenCV
 calls Canny, distanceTransform, blur, equalizeHist and filter2D, written for whole batches in whole numbers.

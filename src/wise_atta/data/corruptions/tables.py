@@ -1,4 +1,4 @@
-"""How strong is each corruption at each severity? The published parameters for pictures of 32, 64 and 224 px.
+"""Strengths of the corruptions by severity, as published for pictures of 32, 64 and 224 px.
 
 The numbers are those of CIFAR-10-C (32 px), TinyImageNet-C (64 px) and ImageNet-C (224 px), Hendrycks and Dietterich,
 "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations" (ICLR 2019). Lengths are in pixels,

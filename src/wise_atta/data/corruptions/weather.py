@@ -1,4 +1,4 @@
-"""What does a picture look like in snow, frost, fog, bright light, or through a wet and dirty lens?"""
+"""Weather: snow, frost, fog, bright light, and a wet or dirty lens."""
 
 from __future__ import annotations
 

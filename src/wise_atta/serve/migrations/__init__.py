@@ -1,1 +1,1 @@
-"""How do the tables of an older version become those of this one?"""
+"""Migrations of the ledger's tables from older versions to this one."""

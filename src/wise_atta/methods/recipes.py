@@ -1,0 +1,183 @@
+"""Recipes: how a method makes its parts, and which part each option that it takes by name belongs to."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+from wise_atta import errors, what
+from wise_atta.methods.method import Method
+from wise_atta.when import POLICIES, Policy
+
+Table: TypeAlias = dict[str, Mapping[str, object]]
+Parameters: TypeAlias = dict[str, inspect.Parameter]
+
+
+class Recipe:
+    """How a method makes a part of itself, where it is given none.
+
+    Parameters
+    ----------
+    make
+        A class, a function, or the name of a selector.
+    rest
+        A class whose options `make` takes as well, where it passes on what it does not name.
+    names
+        What options of the part are called as options of the method, where that differs.
+    defaults
+        Options that the method sets, or recipes of parts within the part.
+    """
+
+    def __init__(
+        self, make: str | Callable[..., Any], rest: type | None, names: Mapping[str, str], defaults: Mapping[str, Any]
+    ) -> None:
+        self.name = make if isinstance(make, str) else None
+        self.make: Callable[..., Any] = what.SELECTORS[make] if isinstance(make, str) else make
+        self.names, self.defaults = names, defaults
+        self._takes = ({} if rest is None else _takes(rest)) | _takes(self.make)
+
+    @property
+    def options(self) -> Parameters:
+        """The options of the part and of parts within, by their names in the method."""
+        own, within = Parameters(), Parameters()
+        for name, parameter in self._takes.items():
+            default = self.defaults.get(name, parameter.default)
+            if isinstance(default, Recipe):
+                within |= default.options
+            else:
+                option = self.names.get(name, name)
+                own[option] = parameter.replace(name=option, default=default, kind=parameter.KEYWORD_ONLY)
+        return within | own
+
+    def __call__(self, options: Mapping[str, Any]) -> Any:
+        """The part, made with those of the options that it takes."""
+        values = dict[str, Any]()
+        for name in self._takes:
+            default, option = self.defaults.get(name), self.names.get(name, name)
+            if isinstance(default, Recipe):
+                values[name] = default(options)
+            elif option in options:
+                values[name] = options[option]
+            elif name in self.defaults:
+                values[name] = default
+        return self.make(**values)
+
+
+def recipe(
+    make: str | Callable[..., Any], *, rest: type | None = None, names: Mapping[str, str] | None = None, **defaults: Any
+) -> Any:
+    """A default for an argument of a method that is a part: see `Recipe`."""
+    return Recipe(make, rest, names or {}, defaults)
+
+
+def options_of(method: Callable[..., Method]) -> Parameters:
+    """Everything that a method takes by name, the options of its parts and of every policy included."""
+    takes = dict(inspect.signature(method).parameters)
+    named = {name: one for name, one in takes.items() if one.kind is not one.VAR_KEYWORD}
+    policies = POLICIES.values() if len(named) < len(takes) else ()
+    return {name: one for policy in policies for name, one in inspect.signature(policy).parameters.items()} | named
+
+
+def check_known(method: str, options: Iterable[str], takes: Mapping[str, Any]) -> None:
+    """Refuse an option that a method does not take."""
+    for option in options:
+        if option not in takes:
+            raise errors.unknown(f"option of method {method!r}:", option, takes)
+
+
+def published(table: Table) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
+    """Let a method take the options of its parts by name, and `preset=` fill in those that are not given.
+
+    Examples
+    --------
+    >>> from wise_atta.methods import eta
+    >>> eta(preset="cifar10-c").update.lr, eta(preset="cifar10-c", lr=0.1).update.lr
+    (0.001, 0.1)
+    """
+
+    def decorate(compose: Callable[..., Method]) -> Callable[..., Method]:
+        own = inspect.signature(compose).parameters
+        recipes = {name: one.default for name, one in own.items() if isinstance(one.default, Recipe)}
+
+        @functools.wraps(compose)
+        def method(**options: Any) -> Method:
+            takes = options_of(method)
+            check_known(compose.__name__, options, takes)
+            preset = options.get("preset")
+            if preset is not None and preset not in table:
+                raise errors.unknown("preset", str(preset), table)
+            _check_ratio(options, takes)
+            filled = {**table.get(preset or "", {}), **options}
+            parts = {name: _part(name, filled, recipes) for name in recipes}
+            _check_homeless(options, parts, recipes, own)
+            inside = {option for one in recipes.values() for option in one.options} - own.keys()
+            return compose(**{name: value for name, value in filled.items() if name not in inside} | parts)
+
+        method.__signature__ = _signature(own, recipes)  # type: ignore[attr-defined]  # as `inspect` has it
+        return method
+
+    return decorate
+
+
+def imagenet_and_cifar(*, imagenet: Mapping[str, object], cifar10: Mapping[str, object]) -> Table:
+    """Preset → option → value, where the public configurations have one for all four of ImageNet's benchmarks.
+
+    Examples
+    --------
+    >>> [*imagenet_and_cifar(imagenet={"lr": 2.5e-4}, cifar10={"lr": 1e-3})]
+    ['imagenet-c', 'imagenet-r', 'imagenet-k', 'imagenet-a', 'cifar10-c']
+    """
+    return {f"imagenet-{which}": imagenet for which in "crka"} | {"cifar10-c": cifar10}
+
+
+def _takes(make: Callable[..., Any]) -> Parameters:
+    return {name: one for name, one in inspect.signature(make).parameters.items() if one.kind is not one.VAR_KEYWORD}
+
+
+def _signature(own: Mapping[str, inspect.Parameter], recipes: Mapping[str, Recipe]) -> inspect.Signature:
+    """The method's own arguments, and the options of its parts beside them."""
+    named = {name: one.replace(default=recipes[name].name) if name in recipes else one for name, one in own.items()}
+    inside = {option: one for recipe in recipes.values() for option, one in recipe.options.items() if option not in own}
+    return inspect.Signature(sorted((named | inside).values(), key=lambda one: one.kind))
+
+
+def _part(name: str, options: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> Any:
+    """The part that is given, or is named, or is made by the recipe."""
+    part = options.get(name)
+    if part is None or part == recipes[name].name:
+        return recipes[name](options)
+    if not isinstance(part, str):
+        return part
+    if recipes[name].name is None:
+        raise errors.BadConfig(f"{name}={part!r}: give an object, such as {recipes[name].make.__name__}(…), not a name")
+    return what.selector(part, seed=options.get("seed", 0))
+
+
+def _check_homeless(
+    options: Mapping[str, Any], parts: Mapping[str, Any], recipes: Mapping[str, Recipe], own: Mapping[str, Any]
+) -> None:
+    """Refuse an option of a part that came as an object, and of no other."""
+    objects = {name for name in parts if options.get(name) is not None and not isinstance(options[name], str)}
+    elsewhere = {option for name in recipes.keys() - objects for option in recipes[name].options}
+    for name in sorted(objects):
+        homeless = [o for o in options if o in recipes[name].options and o not in own and o not in elsewhere]
+        if homeless:
+            raise errors.BadConfig(f"{', '.join(homeless)}: give these to the {name} object itself")
+
+
+def _check_ratio(options: Mapping[str, Any], takes: Parameters) -> None:
+    """Refuse a ratio that the policy would not keep."""
+    ratio, policy = options.get("ratio"), options.get("policy")
+    if ratio is None:
+        return
+    if isinstance(policy, Policy):
+        raise errors.BadConfig(f"ratio={ratio}: give it to the policy object itself, whose own ratio counts")
+    labels = options.get("labels", takes["labels"].default if "labels" in takes else None)
+    if policy == "always" and ratio != labels:
+        asked = "all that its selector picks" if labels is None else f"{labels} (labels) of every batch"
+        raise errors.BadConfig(
+            f"ratio is {float(ratio):g}, but policy 'always' asks for {asked}: leave the ratio out, or take a policy "
+            "that keeps to it, such as 'uniform'"
+        )

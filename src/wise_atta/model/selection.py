@@ -1,0 +1,94 @@
+"""Which parameters of a module a specification means: ``"norm"``, ``"head"``, a block, a glob, …"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from wise_atta import errors
+
+Spec: TypeAlias = str | Sequence[str]
+
+
+def select(model: nn.Module, head: str, spec: Spec) -> tuple[str, ...]:
+    """The names of the parameters that a specification means, in the model's order. `head` is the name of a layer."""
+    terms = [spec] if isinstance(spec, str) else list(spec)
+    chosen: set[str] = set()
+    for term in terms:
+        if term.startswith("!"):
+            chosen -= _match(model, head, term[1:])
+            continue
+        names = _match(model, head, term)
+        if not names:
+            raise errors.NothingToAdapt(_nothing(model, term))
+        chosen |= names
+    if not chosen:
+        raise errors.NothingToAdapt(f"{terms} takes away everything that it names, so nothing is left to adapt")
+    return tuple(name for name, p in model.named_parameters() if name in chosen and p.is_floating_point())
+
+
+def _match(model: nn.Module, head: str, term: str) -> set[str]:
+    # A tied parameter can be meant by any of its names; the layout knows it by its first.
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    if term == "all" or (term == "head" and not head):  # a linear layer by itself is all head
+        return set(names.values())
+    if term == "norm":
+        return {
+            names[f"{path}.{key}" if path else key]
+            for path, module in model.named_modules()
+            if _is_norm(module)
+            for key, _ in module.named_parameters(recurse=False)
+        }
+    if term == "last-norm":
+        return _last_stage(model, _match(model, head, "norm"))
+    # "head" is the head wherever it is; a block that happens to have that name can still be meant by what is in it.
+    of_head = term == "head" or term.startswith("head.")
+    meant = [(head + term.removeprefix("head")).removeprefix(".")] if of_head else []
+    for name in [*meant, term]:
+        matches = {
+            own for n, own in names.items() if n == name or n.startswith(name + ".") or fnmatch.fnmatchcase(n, name)
+        }
+        if matches:
+            return matches
+    return set()
+
+
+def _last_stage(model: nn.Module, norms: set[str]) -> set[str]:
+    """Norm tensors of `layer4` (ResNets), else of the last quarter of the norm layers; at least one layer is left.
+
+    In a transformer of N blocks with one final norm that quarter is the last N/4 blocks and the final norm.
+    """
+    last = {name for name in norms if "layer4" in name.split(".")}
+    if last:
+        return last
+    ordered = [name for name, _ in model.named_parameters() if name in norms]
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in ordered))
+    left = max(len(layers) * 3 // 4, 1)
+    return {name for name in ordered if name.rpartition(".")[0] in layers[left:]}
+
+
+def _nothing(model: nn.Module, term: str) -> str:
+    if term == "norm":
+        return (
+            "the model has no normalisation layer with affine parameters, so there is nothing to adapt. "
+            "Adapt other tensors instead, for example adapt='head' or the name of a block (for wise and hiltta "
+            "norm='head')"
+        )
+    blocks = ", ".join(name for name, _ in model.named_children())
+    return f"no parameter of the model matches {term!r}. Blocks of this model: {blocks or 'none'}"
+
+
+def _is_norm(module: nn.Module) -> bool:
+    if isinstance(module, _BatchNorm | nn.LayerNorm | nn.GroupNorm | _InstanceNorm):
+        return True
+    # Norm layers of other libraries (RMSNorm and the like) go by their name and a vector of weights.
+    if "norm" not in type(module).__name__.lower():
+        return False
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.dim() == 1
