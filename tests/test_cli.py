@@ -89,10 +89,10 @@ print("loaded", *sorted(heavy & loaded))
 
 
 def test_run_writes_a_card_and_says_what_came_out(tmp_path: Path) -> None:
-    said = call("run", *FAST, *ASK, "--out", "here")
+    output = call("run", *FAST, *ASK, "--out", "here")
     card = json.loads((tmp_path / "here" / "card.json").read_text())
-    assert f"error {card['results']['error']:.2f} %" in said and "labels 2 of 2" in said
-    assert "fog" in said and "snow" in said
+    assert f"error {card['results']['error']:.2f} %" in output and "labels 2 of 2" in output
+    assert "fog" in output and "snow" in output
 
 
 def test_flags_win_over_the_file(tmp_path: Path) -> None:
@@ -200,9 +200,9 @@ def test_an_error_is_one_line_and_its_code_says_of_what_kind(
     Path("empty").mkdir()
     monkeypatch.delenv("WISE_ATTA_DATA", raising=False)
     assert code(arguments) == expected
-    said = capsys.readouterr().err
-    assert words in said and "Traceback" not in said
-    assert len(said.strip().splitlines()) == 1
+    output = capsys.readouterr().err
+    assert words in output and "Traceback" not in output
+    assert len(output.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
@@ -262,12 +262,12 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(monkeypatch: pytest.Monke
 
     real = doctor._version
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == "timm" else real(name))
-    said = call("doctor")
-    assert "lacks timm" in said and "pip install 'wise-atta[vision]'" in said
-    found: dict[str, Any] = json.loads(call("doctor", "--json"))
-    assert found["missing"]["vision"] == ["timm"]
-    assert {"postgres", "ray", "hub"} <= set(found["extras"])
-    assert found["core"]["torch"] and found["device"]["auto"] in ("cpu", "cuda")
+    output = call("doctor")
+    assert "lacks timm" in output and "pip install 'wise-atta[vision]'" in output
+    printed: dict[str, Any] = json.loads(call("doctor", "--json"))
+    assert printed["missing"]["vision"] == ["timm"]
+    assert {"postgres", "ray", "hub"} <= set(printed["extras"])
+    assert printed["core"]["torch"] and printed["device"]["auto"] in ("cpu", "cuda")
 
 
 def test_doctor_finds_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -275,23 +275,23 @@ def test_doctor_finds_the_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert json.loads(call("doctor", "--json"))["data"]["folder"] is None
     (tmp_path / "data" / "CIFAR-10-C").mkdir(parents=True)
     monkeypatch.setenv("WISE_ATTA_DATA", str(tmp_path / "data"))
-    found = json.loads(call("doctor", "--json"))["data"]
-    assert found["folder"] == str(tmp_path / "data") and "cifar10-c" in found["here"]
+    printed = json.loads(call("doctor", "--json"))["data"]
+    assert printed["folder"] == str(tmp_path / "data") and "cifar10-c" in printed["here"]
 
 
 def test_methods_lists_every_method() -> None:
     from wise_atta import methods
 
-    said, rows = call("methods"), json.loads(call("methods", "--json"))
+    output, rows = call("methods"), json.loads(call("methods", "--json"))
     assert [row["name"] for row in rows] == list(methods.METHODS)
-    assert all(row["name"] in said for row in rows)
+    assert all(row["name"] in output for row in rows)
     assert "ratio" in next(row["options"] for row in rows if row["name"] == "wise")
 
 
 def test_demo_prints_the_table_and_writes_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WISE_ATTA_CACHE", str(tmp_path / "cache"))
-    said = call("demo", "--seeds", "2", "--limit", "16", "--jobs", "1")
-    assert "wise, paced" in said and "difference to tent" in said and "7 of 7" in said
+    output = call("demo", "--seeds", "2", "--limit", "16", "--jobs", "1")
+    assert "wise, paced" in output and "difference to tent" in output and "7 of 7" in output
     assert (tmp_path / "demo" / "report.html").stat().st_size > 10_000
     assert (tmp_path / "demo" / "demo.svg").exists()
     card = next((tmp_path / "demo" / "runs").glob("wise-paced*"))

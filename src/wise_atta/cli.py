@@ -46,10 +46,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command and leave with an exit code that says how it ended."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
     try:
-        app([argument for argument in given if argument != "--debug"])
+        app([argument for argument in words if argument != "--debug"])
     except errors.WiseAttaError as error:
         if debug:
             raise
@@ -140,8 +140,7 @@ def demo(
     wise-atta demo --json > demo.json
     """
     with _extra("bench"):
-        from wise_atta.bench import demo as demos
-        from wise_atta.bench import demo_report as report
+        from wise_atta.bench import demo as demos, demo_report as report
         from wise_atta.bench.record import write_text
         from wise_atta.bench.source import digits_model
 
@@ -151,8 +150,8 @@ def demo(
         digits_model(report=lambda step: status.update(f"training on clean digits, epoch {step.epoch}/{step.epochs}"))
     if tune:
         with _watching(console, sum(map(len, demos.GRID.values())) * len(demos.TUNING_SEEDS)) as watch:
-            found = demos.tune(out, limit=limit, jobs=jobs, report=watch)
-        typer.echo(json.dumps(found, indent=1) if as_json else _tuned(found))
+            tuned = demos.tune(out, limit=limit, jobs=jobs, report=watch)
+        typer.echo(json.dumps(tuned, indent=1) if as_json else _tuned(tuned))
         return
     chosen = tuple(range(seeds))
     with _watching(console, len(chosen) * len(demos.ROWS)) as watch:
@@ -189,20 +188,20 @@ def _watching(console: Console, runs: int) -> Iterator[Any]:
 
     bar = Progress(TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     task = bar.add_task("", total=runs)
-    found: dict[str, list[dict[str, Any]]] = {}
+    results_of: dict[str, list[dict[str, Any]]] = {}
 
     def view() -> Group:
         table = Table("method", "runs", "error % so far", "labels", box=None, header_style="dim")
-        for name, results in found.items():
+        for name, results in results_of.items():
             error, labels = (np.mean([result[key] for result in results]) for key in ("error", "labels_spent"))
             table.add_row(name, str(len(results)), f"{error:.1f}", f"{labels:g}")
-        return Group(table, bar) if found else Group("starting the workers", bar)
+        return Group(table, bar) if results_of else Group("starting the workers", bar)
 
     with Live(view(), console=console, refresh_per_second=4, transient=True) as live:
 
         def report(experiment: Experiment, result: dict[str, Any] | errors.WiseAttaError) -> None:
             if isinstance(result, dict):
-                found.setdefault(experiment.tag, []).append(result["results"])
+                results_of.setdefault(experiment.tag, []).append(result["results"])
             bar.advance(task)
             live.update(view())
             if not console.is_terminal and isinstance(result, dict):
@@ -239,13 +238,13 @@ def _show_demo(result: Demo, page: Path, seconds: float) -> None:
     console.print(f"{seconds:.0f} s. Report: {page}", highlight=False, soft_wrap=True)
 
 
-def _tuned(found: dict[str, Any]) -> str:
-    lines = [f"mean error % over seeds {', '.join(map(str, found['seeds']))}, which the demo does not score"]
-    for row, trials in found["tried"].items():
+def _tuned(tuned: dict[str, Any]) -> str:
+    lines = [f"mean error % over seeds {', '.join(map(str, tuned['seeds']))}, which the demo does not score"]
+    for row, trials in tuned["tried"].items():
         lines += [
             f"{trial['error']:6.2f}  {row}  {trial['options']}" for trial in sorted(trials, key=lambda t: t["error"])
         ]
-    return "\n".join([*lines, *(f"best for {row}: {best['options']}" for row, best in found["best"].items())])
+    return "\n".join([*lines, *(f"best for {row}: {best['options']}" for row, best in tuned["best"].items())])
 
 
 # ---- run -------------------------------------------------------------------------------------------------------------
@@ -312,9 +311,8 @@ def run(
     """
     with _extra("bench"):
         from wise_atta.bench.experiment import Experiment, nested, read_mapping
-        from wise_atta.bench.run import finished
-        from wise_atta.bench.run import run as run_experiment
-        from wise_atta.bench.spread import add_spread, said
+        from wise_atta.bench.run import finished, run as run_experiment
+        from wise_atta.bench.spread import add_spread, which_run
         from wise_atta.bench.sweep import Places
 
     # Nested before flags come, so that a field of the file inside another does not win over a flag for the whole.
@@ -339,7 +337,7 @@ def run(
     if spread:
 
         def report(_: str, number: int | None, error: float) -> None:
-            console.print(f"{said(number, spread)}: error {error:.2f} %", highlight=False)
+            console.print(f"{which_run(number, spread)}: error {error:.2f} %", highlight=False)
 
         card = add_spread(folder, card, runs=spread, again=again, data=data, weights=weights, report=report)
     if as_json:
@@ -362,10 +360,10 @@ def _batches(console: Console) -> Iterator[Any]:
             if not first and number > 1:
                 console.print(f"goes on from its checkpoint, after batch {number - 1}", highlight=False)
             first[:] = [number]
-            said = f"error {100 * error:.1f} %, {spent} labels"
-            bar.update(task, completed=number, total=length, description=said)
+            status = f"error {100 * error:.1f} %, {spent} labels"
+            bar.update(task, completed=number, total=length, description=status)
             if not console.is_terminal and number % max(1, (length or 1000) // 10) == 0:
-                console.print(f"batch {number}{f' of {length}' if length else ''}: {said}", highlight=False)
+                console.print(f"batch {number}{f' of {length}' if length else ''}: {status}", highlight=False)
 
         yield progress
 
@@ -374,17 +372,17 @@ def _show_card(card: dict[str, Any], folder: Path, short: bool) -> None:
     from rich.markup import escape
 
     results, console = card["results"], Console()
-    said = f"{card['experiment']['method']}: error {results['error']:.2f} %"
+    line = f"{card['experiment']['method']}: error {results['error']:.2f} %"
     if results["labels_allowed"] != 0:
         allowed = "" if results["labels_allowed"] is None else f" of {results['labels_allowed']}"
-        said += f", labels {results['labels_spent']}{allowed}"
+        line += f", labels {results['labels_spent']}{allowed}"
     if not short:
         console.print(_rows(("domain", "error %"), [(escape(d), f"{e:.1f}") for d, e in results["by_domain"].items()]))
-        said += f", {results['batches']} batches, {results['samples']:,} samples, {results['seconds']:.0f} s"
+        line += f", {results['batches']} batches, {results['samples']:,} samples, {results['seconds']:.0f} s"
         if "spread" in card:
-            said += f", {card['spread']['low']:.2f} to {card['spread']['high']:.2f} % by chance alone"
-        said += f". Card: {folder / 'card.json'}"
-    console.print(said, highlight=False, soft_wrap=True, markup=False)
+            line += f", {card['spread']['low']:.2f} to {card['spread']['high']:.2f} % by chance alone"
+        line += f". Card: {folder / 'card.json'}"
+    console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def _rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
@@ -405,16 +403,16 @@ def doctor(as_json: Json = False) -> None:
     with _extra("bench"):
         from wise_atta.bench.doctor import examine, missing
 
-    found = examine()
+    examined = examine()
     if as_json:
-        typer.echo(json.dumps({**found, "missing": missing(found)}, indent=1))
+        typer.echo(json.dumps({**examined, "missing": missing(examined)}, indent=1))
         return
-    console, lacks = Console(), missing(found)
-    device, data, cache = found["device"], found["data"], found["cache"]
-    core = ", ".join(f"{name} {version or 'missing'}" for name, version in found["core"].items())
+    console, lacks = Console(), missing(examined)
+    device, data, cache = examined["device"], examined["data"], examined["cache"]
+    core = ", ".join(f"{name} {version or 'missing'}" for name, version in examined["core"].items())
     gpus = ", ".join(device["gpus"]) or "no GPU"
     facts = [
-        ("wise-atta", f"{found['wise-atta']}, Python {found['python']} on {found['system']}"),
+        ("wise-atta", f"{examined['wise-atta']}, Python {examined['python']} on {examined['system']}"),
         ("core", core),
         ("device", f"{device['auto']} ({gpus}, {device['threads']} threads)"),
         ("data folder", data["folder"] or f"none: {data['problem']}"),
@@ -424,7 +422,7 @@ def doctor(as_json: Json = False) -> None:
     console.print(_rows(("", ""), facts))
     extras = [
         (extra, "[green]ready[/green]" if extra not in lacks else f"lacks {', '.join(lacks[extra])}", about["for"])
-        for extra, about in found["extras"].items()
+        for extra, about in examined["extras"].items()
     ]
     console.print(_rows(("extra", "", "for"), extras))
     for extra in lacks:
@@ -460,13 +458,13 @@ class Room:
     def __call__(self, name: str, arguments: list[str]) -> None:
         module, _, attribute = self.place.partition(":")
         with _extra(self.extra):
-            found = getattr(importlib.import_module(module), attribute)
-        if not isinstance(found, typer.Typer):
+            command = getattr(importlib.import_module(module), attribute)
+        if not isinstance(command, typer.Typer):
             room = typer.Typer(pretty_exceptions_enable=False)
-            room.command(name)(found)
-            found = room
+            room.command(name)(command)
+            command = room
         inside = [name] if self.inside else []
-        found([*inside, *arguments], prog_name="wise-atta" if inside else f"wise-atta {name}")
+        command([*inside, *arguments], prog_name="wise-atta" if inside else f"wise-atta {name}")
 
 
 _DATA, _MODELS, _STUDIES = "wise_atta.data.cli:app", "wise_atta.data.train_cli:app", "wise_atta.bench.studies:app"

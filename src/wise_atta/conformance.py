@@ -333,8 +333,8 @@ def answers_once(case: Case) -> None:
     """A question is answered once and shown once, and none before it is asked."""
     annotator = case.make()
     _require(not annotator.answers(0) and not annotator.shown(0), "it answers before it is asked")
-    given = case.run(annotator, range(1, 21))
-    for names in ([name for answers, _ in given for name in answers], [name for _, shown in given for name in shown]):
+    for batches in zip(*case.run(annotator, range(1, 21)), strict=True):  # the answers of each, the shown of each
+        names = [name for batch in batches for name in batch]
         _require(len(set(names)) == len(names), f"a question came twice: {', '.join(names)}")
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from wise_atta import errors, labelling
 from wise_atta.anchor import Anchor
@@ -17,11 +16,11 @@ from wise_atta.engine.direct import Direct, Seen
 from wise_atta.guard import Guard
 from wise_atta.how import Update, remember
 from wise_atta.model import Forward, Weights, checks
-from wise_atta.prediction import Prediction, Step, Unlearned
+from wise_atta.prediction import Learned, Prediction, Step, Unlearned
 from wise_atta.stream import Batch, Inputs
 from wise_atta.what import Drift, Selector
 from wise_atta.when import Count, Never, Policy, Utility
-from wise_atta.who import Answer, AnswerLike, Query, Questions
+from wise_atta.who import Answer, AnswerLike, Asked, Query, Questions
 
 
 class Adapter(Controls):
@@ -65,10 +64,7 @@ class Adapter(Controls):
         guard: Guard | None = None,
     ) -> None:
         super().__init__()
-        if labels is not None and labels < 1:
-            raise errors.BadConfig(f"labels (a batch) must be at least 1, not {labels}")
-        if guard is not None and not isinstance(guard, Guard):
-            raise errors.BadConfig(f"guard must be a Guard, True or None, not {guard!r}")
+        _check(labels, guard)
         self.classifier = classifier
         self.update = update
         self.policy = Never() if policy is None else policy
@@ -193,7 +189,7 @@ class Adapter(Controls):
                     f"{granted}: pick(view, k) gives at most k rows"
                 )
             queries = self.questions.about(batch, self._number + 1, rows, seen.view.logits)
-            self.questions.ask(queries, [labelling.context(seen.forward, self.questions)] * len(queries))
+            self.questions.ask(queries, labelling.context(seen.forward, self.questions))
         except BaseException:
             if not free:
                 self.policy.undo()
@@ -235,27 +231,14 @@ class Adapter(Controls):
         new = self.questions.read(answers)
         todo, stale = ([], []) if self._frozen else self.questions.due(new, out.number, now)
         updates = not self._frozen and bool(not self.update.only_selected or batch.asked or todo)
-        tripped, losses, taught = batch.tripped, dict[str, Tensor](), dict[str, int]()
         undo = remember(self.classifier, self.update, self.anchor, self.guard)
         with self.classifier.at_once():
             try:
-                forward, redo = batch.forward, batch.redo
-                if updates:
-                    if self.guard is not None and out.view is not None and tripped is None:
-                        tripped = self.guard.check(out.view, batch.inputs)
-                        forward, redo = (forward, redo) if tripped is None else (None, None)
-                    if forward is None or (self.update.needs_graph and not forward.logits.requires_grad):
-                        forward = self.engine.again(batch.inputs, redo)
-                    if self.questions.taught:
-                        taught = self.update.consult(forward, self.open, len(out.sent))
-                    labels = labelling.labels(todo, forward, out.number, now, self.questions)
-                    losses = self.update.learn(forward, labels)
+                done = self._update(out, batch, todo) if updates else Learned(batch.forward, tripped=batch.tripped)
                 if not self._frozen:
-                    self.classifier.commit(batch.statistics if forward is None else forward.statistics)
-                    if self.anchor is not None and not self.update.moves_anchor:
-                        self.anchor.follow(self.classifier.live)
-                learned = [*(item.id for item in todo), *taught] if updates else []
-                new |= {query_id: Answer(label) for query_id, label in taught.items()}
+                    self._follow(batch, done.forward)
+                learned = [*(item.id for item in todo), *done.taught]
+                new |= {query_id: Answer(label) for query_id, label in done.taught.items()}
                 expired = self.questions.settle(new, learned, stale, out.number, now)
             except BaseException:
                 # Memory has run out, say. The graph may be used up: learned again, the batch takes a new forward.
@@ -265,22 +248,39 @@ class Adapter(Controls):
                     batch.drop_graph()
                 raise
         out._unlearned, out._learned = None, True
-        if self._latest is out:
-            self._latest = None
+        self._latest = None if self._latest is out else self._latest
         return Step.of(
             out,
             batch,
             self.policy,
             learned=tuple(learned),
-            late=sum(item.query.batch != out.number for item in todo) if updates else 0,
+            late=sum(item.query.batch != out.number for item in todo),
             stale=tuple(stale),
             expired=tuple(expired),
-            counts=self.counts,
-            losses=losses,
+            counts=self.questions.counts,
+            losses=done.losses,
             work=self.classifier.work - work + batch.work,
             seconds=batch.seconds + time.perf_counter() - began,
-            tripped=tripped,
+            tripped=done.tripped,
         )
+
+    def _update(self, out: Prediction, batch: Unlearned, todo: Sequence[Asked]) -> Learned:
+        """Learn from a batch and the labels that are due with it; where the guard trips, from its last good state."""
+        forward, redo, tripped = batch.forward, batch.redo, batch.tripped
+        if self.guard is not None and out.view is not None and tripped is None:
+            tripped = self.guard.check(out.view, batch.inputs)
+            forward, redo = (forward, redo) if tripped is None else (None, None)
+        if forward is None or (self.update.needs_graph and not forward.logits.requires_grad):
+            forward = self.engine.again(batch.inputs, redo)
+        taught = self.update.consult(forward, self.open, len(out.sent)) if self.questions.taught else {}
+        labels = labelling.labels(todo, forward, out.number, self._number, self.questions)
+        return Learned(forward, self.update.learn(forward, labels), taught, tripped)
+
+    def _follow(self, batch: Unlearned, forward: Forward | None) -> None:
+        """Let moving statistics and the anchor follow."""
+        self.classifier.commit(batch.statistics if forward is None else forward.statistics)
+        if self.anchor is not None and not self.update.moves_anchor:
+            self.anchor.follow(self.classifier.live)
 
     def step(self, x: Inputs | Batch) -> Prediction:
         """Predict on a batch, hand its questions to the annotator, and learn from what has been answered.
@@ -305,3 +305,10 @@ class Adapter(Controls):
                     )
                 raise
             return out
+
+
+def _check(labels: int | None, guard: object) -> None:
+    if labels is not None and labels < 1:
+        raise errors.BadConfig(f"labels (a batch) must be at least 1, not {labels}")
+    if guard is not None and not isinstance(guard, Guard):
+        raise errors.BadConfig(f"guard must be a Guard, True or None, not {guard!r}")

@@ -63,6 +63,16 @@ class Unlearned:
         self.forward = None
 
 
+@dataclass(frozen=True)
+class Learned:
+    """What came of learning a batch: its forward, the losses, classes by the method's own teacher, the guard's word."""
+
+    forward: Forward | None
+    losses: Mapping[str, Tensor] = field(default_factory=dict)
+    taught: Mapping[str, int] = field(default_factory=dict)
+    tripped: str | None = None
+
+
 @dataclass(eq=False)
 class Prediction:
     """What `predict` gives. It owns its forward; `learn` consumes it once.

@@ -165,11 +165,11 @@ def test_a_card_that_was_changed_by_hand_is_named_with_the_field(tmp_path: Path,
         holder = holder[name]
     holder[last] = value
     write_json(tmp_path / "bad" / "card.json", card)
-    said = f"{tmp_path / 'bad' / 'card.json'} is not a run card: '{part}"
-    with pytest.raises(errors.DataError, match=f"{re.escape(said)}.*--again runs it once more"):
+    message = f"{tmp_path / 'bad' / 'card.json'} is not a run card: '{part}"
+    with pytest.raises(errors.DataError, match=f"{re.escape(message)}.*--again runs it once more"):
         runs.run(SHORT, tmp_path / "bad")
-    found = find([tmp_path])
-    assert [run.name for run in found.runs] == ["good"] and found.problems[0].startswith(said)
+    collection = find([tmp_path])
+    assert [run.name for run in collection.runs] == ["good"] and collection.problems[0].startswith(message)
 
 
 def test_the_log_is_appended_to_and_becomes_parquet_at_checkpoints(tmp_path: Path) -> None:
@@ -222,9 +222,9 @@ def test_a_folder_that_may_not_be_looked_into_is_named_and_hides_no_other(
     # Tests may be run by one who may look everywhere.
     (there / "card.json").unlink()
     monkeypatch.setattr(os, "scandir", scandir)
-    found = find([tmp_path])
-    assert [run.name for run in found.runs] == ["open"]
-    assert found.problems[0].startswith(f"{there / 'card.json'} cannot be read")
+    collection = find([tmp_path])
+    assert [run.name for run in collection.runs] == ["open"]
+    assert collection.problems[0].startswith(f"{there / 'card.json'} cannot be read")
 
 
 def test_a_place_that_cannot_be_looked_at_fails_run_by_run(tmp_path: Path) -> None:

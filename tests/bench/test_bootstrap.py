@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from wise_atta import rng
 from wise_atta.bench import bootstrap
@@ -25,13 +24,13 @@ def slow_break_even(ratios: list[float], differences: list[float]) -> float:
 @pytest.mark.parametrize("domains", [["one"] * 400, [name for name in "abcdefghij" for _ in range(40)]])
 def test_the_deviation_of_a_share_is_that_of_coin_throws(domains: list[str]) -> None:
     share, batch = 0.3, 16
-    found = []
+    deviations = []
     for trial in range(12):
         thrown = rng.numpy(trial, "throws").random((len(domains), batch)) < share
         weights = bootstrap.weights(domains, 1500, rng.numpy(trial, "blocks"))
-        found.append((weights @ thrown.sum(axis=1) / thrown.size).std())
+        deviations.append((weights @ thrown.sum(axis=1) / thrown.size).std())
     expected = np.sqrt(share * (1 - share) / (len(domains) * batch))
-    assert np.mean(found) == pytest.approx(expected, rel=0.05)
+    assert np.mean(deviations) == pytest.approx(expected, rel=0.05)
 
 
 def test_short_domains_do_not_make_it_too_sure() -> None:
@@ -62,20 +61,20 @@ def test_every_batch_counts_alike_on_average_and_domains_keep_their_size() -> No
 
 def test_runs_vary_as_much_as_their_mean_does() -> None:
     errors = np.array([10.0, 12.0, 17.0])
-    found = bootstrap.draws(3, 20_000, rng.numpy(0, "runs")) @ errors
-    assert found.mean() == pytest.approx(errors.mean(), abs=0.05)
-    assert found.std() == pytest.approx(errors.std(ddof=1) / np.sqrt(3), rel=0.02)
+    means = bootstrap.draws(3, 20_000, rng.numpy(0, "runs")) @ errors
+    assert means.mean() == pytest.approx(errors.mean(), abs=0.05)
+    assert means.std() == pytest.approx(errors.std(ddof=1) / np.sqrt(3), rel=0.02)
     assert (bootstrap.draws(1, 5, rng.numpy(0, "runs")) == 1).all(), "one run says nothing about chance"
 
 
 @pytest.mark.parametrize("streams", [2, 3, 5, 10])
 def test_an_interval_over_few_streams_holds_what_is_true_as_often_as_it_says(streams: int) -> None:
     draw, trials = rng.numpy(0, "streams"), 600
-    found = [
+    intervals = [
         bootstrap.interval(bootstrap.student(streams, 1000, draw) @ draw.normal(size=streams)) for _ in range(trials)
     ]
     # Of 600 intervals 95 % hold zero, give or take 0.9 %.
-    assert sum(low <= 0 <= high for low, high in found) / trials == pytest.approx(0.95, abs=0.025)
+    assert sum(low <= 0 <= high for low, high in intervals) / trials == pytest.approx(0.95, abs=0.025)
 
 
 def test_break_even_of_a_case_worked_out_by_hand() -> None:

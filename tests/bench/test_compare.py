@@ -34,27 +34,27 @@ def with_rows(folder: Path, batch: int, **changes: Any) -> Run:
 
 
 def test_equal_runs_are_called_identical(tmp_path: Path) -> None:
-    found = compare(plain(tmp_path / "a"), plain(tmp_path / "b"))
-    assert found.identical and found.first is None and not found.partings
-    assert found.verdict() == "The runs are identical: all 6 batches, to the last bit, and rest on the same"
+    comparison = compare(plain(tmp_path / "a"), plain(tmp_path / "b"))
+    assert comparison.identical and comparison.first is None and not comparison.partings
+    assert comparison.verdict() == "The runs are identical: all 6 batches, to the last bit, and rest on the same"
 
 
 def test_equal_numbers_under_other_settings_are_identical_and_say_which(tmp_path: Path) -> None:
-    found = compare(plain(tmp_path / "a", seed=0, tag="x"), plain(tmp_path / "b", seed=1, tag="y"))
-    assert found.identical and [(f.name, f.a, f.b) for f in found.config] == [("seed", 0, 1)]
-    assert found.verdict().endswith("although their settings differ")
+    comparison = compare(plain(tmp_path / "a", seed=0, tag="x"), plain(tmp_path / "b", seed=1, tag="y"))
+    assert comparison.identical and [(f.name, f.a, f.b) for f in comparison.config] == [("seed", 0, 1)]
+    assert comparison.verdict().endswith("although their settings differ")
 
 
 def test_the_first_batch_and_stage_that_differ_are_found(tmp_path: Path) -> None:
     plain(tmp_path / "a")
     plain(tmp_path / "b")
     with_rows(tmp_path / "b", 5, utility=0.75)
-    found = compare(runs.read(tmp_path / "a"), with_rows(tmp_path / "b", 4, logits=1.5))
-    assert found.first is not None and not found.identical
-    assert (found.first.stage, found.first.batch, found.first.domain) == ("logits", 4, "snow")
-    assert (found.first.a, found.first.b) == (1.0, 1.5)
-    assert {parting.stage: parting.batch for parting in found.partings} == {"logits": 4, "utility": 5}
-    assert found.verdict() == "The runs part at batch 4 (snow): logits"
+    comparison = compare(runs.read(tmp_path / "a"), with_rows(tmp_path / "b", 4, logits=1.5))
+    assert comparison.first is not None and not comparison.identical
+    assert (comparison.first.stage, comparison.first.batch, comparison.first.domain) == ("logits", 4, "snow")
+    assert (comparison.first.a, comparison.first.b) == (1.0, 1.5)
+    assert {parting.stage: parting.batch for parting in comparison.partings} == {"logits": 4, "utility": 5}
+    assert comparison.verdict() == "The runs part at batch 4 (snow): logits"
 
 
 def test_rounding_is_told_from_parting(tmp_path: Path) -> None:
@@ -77,15 +77,23 @@ def test_nan_is_equal_to_itself_and_none_to_none(tmp_path: Path) -> None:
     a, b = (with_rows(tmp_path / name, 1, utility=math.nan, threshold=None) for name in "ab")
     assert compare(a, b).identical
     with_rows(tmp_path / "b", 3, threshold=0.5)
-    found = compare(a, runs.read(tmp_path / "b"))
-    assert found.first is not None and (found.first.stage, found.first.batch, found.first.a) == ("decision", 3, None)
+    comparison = compare(a, runs.read(tmp_path / "b"))
+    assert comparison.first is not None and (comparison.first.stage, comparison.first.batch, comparison.first.a) == (
+        "decision",
+        3,
+        None,
+    )
 
 
 def test_a_question_more_is_a_decision(tmp_path: Path) -> None:
     a = plain(tmp_path / "a", picked={1: [2]}, ratio=0.5)
     b = plain(tmp_path / "b", picked={1: [2], 3: [0]}, ratio=0.5)
-    found = compare(a, b)
-    assert found.first is not None and (found.first.stage, found.first.batch, found.first.column) == (
+    comparison = compare(a, b)
+    assert comparison.first is not None and (
+        comparison.first.stage,
+        comparison.first.batch,
+        comparison.first.column,
+    ) == (
         "decision",
         4,
         "asked",
@@ -99,13 +107,13 @@ def test_the_gap_is_followed_domain_by_domain(tmp_path: Path) -> None:
     wrong[1, :2] = wrong[4, 0] = True
     better = WRONG.copy()
     better[4, 1] = True
-    found = compare(made(tmp_path / "a", wrong, domains=DOMAINS), made(tmp_path / "b", better, domains=DOMAINS))
-    assert [(one.domain, one.first, one.last, one.ahead) for one in found.stretches] == [
+    comparison = compare(made(tmp_path / "a", wrong, domains=DOMAINS), made(tmp_path / "b", better, domains=DOMAINS))
+    assert [(one.domain, one.first, one.last, one.ahead) for one in comparison.stretches] == [
         ("fog", 1, 3, -2),
         ("snow", 4, 6, -2),
     ]
-    assert [one.error_a for one in found.stretches] == pytest.approx([100 * 2 / 12, 100 / 12])
-    assert (found.only_a, found.only_b) == (3, 1)
+    assert [one.error_a for one in comparison.stretches] == pytest.approx([100 * 2 / 12, 100 / 12])
+    assert (comparison.only_a, comparison.only_b) == (3, 1)
 
 
 def test_other_data_weights_and_versions_are_named(tmp_path: Path) -> None:
@@ -115,12 +123,12 @@ def test_other_data_weights_and_versions_are_named(tmp_path: Path) -> None:
     card["provenance"]["versions"]["torch"] = "3"
     card["provenance"]["device"] = "H200"
     write_json(tmp_path / "b" / "card.json", card)
-    found = compare(a, runs.read(tmp_path / "b"))
-    assert [field.name for field in found.config] == ["severity"] == [field.name for field in found.data]
-    assert [(field.name, field.b) for field in found.weights] == [("weights_hash", "others")]
-    assert [field.name for field in found.place] == ["versions.torch", "device"]
-    assert found.first is not None and (found.first.stage, found.first.batch) == ("data", 1)
-    assert found.only_a is None, "mistakes on different pictures are not compared one by one"
+    comparison = compare(a, runs.read(tmp_path / "b"))
+    assert [field.name for field in comparison.config] == ["severity"] == [field.name for field in comparison.data]
+    assert [(field.name, field.b) for field in comparison.weights] == [("weights_hash", "others")]
+    assert [field.name for field in comparison.place] == ["versions.torch", "device"]
+    assert comparison.first is not None and (comparison.first.stage, comparison.first.batch) == ("data", 1)
+    assert comparison.only_a is None, "mistakes on different pictures are not compared one by one"
 
 
 def test_another_teacher_and_other_source_data_are_named(tmp_path: Path) -> None:
@@ -131,17 +139,17 @@ def test_another_teacher_and_other_source_data_are_named(tmp_path: Path) -> None
             card["provenance"] |= {"teacher": {"weights_hash": name}, "source_data": {"pixels": name}}
         write_json(tmp_path / name / "card.json", card)
     a, b, early = (runs.read(tmp_path / name) for name in ("a", "b", "early"))
-    found = compare(a, b)
-    assert [(field.name, field.b) for field in found.weights] == [("teacher.weights_hash", "b")]
-    assert [(field.name, field.b) for field in found.data] == [("source_data.pixels", "b")]
-    assert not found.place and "although their data and their weights differ" in found.verdict()
+    comparison = compare(a, b)
+    assert [(field.name, field.b) for field in comparison.weights] == [("teacher.weights_hash", "b")]
+    assert [(field.name, field.b) for field in comparison.data] == [("source_data.pixels", "b")]
+    assert not comparison.place and "although their data and their weights differ" in comparison.verdict()
     silent = compare(a, early)
     assert not silent.weights and not silent.data and not silent.place
 
 
 def test_runs_of_different_length_are_compared_as_far_as_both_go(tmp_path: Path) -> None:
-    found = compare(plain(tmp_path / "a"), made(tmp_path / "b", WRONG[:4], domains=DOMAINS[:4]))
-    assert not found.identical and any("A has 6 batches and B 4" in note for note in found.notes)
+    comparison = compare(plain(tmp_path / "a"), made(tmp_path / "b", WRONG[:4], domains=DOMAINS[:4]))
+    assert not comparison.identical and any("A has 6 batches and B 4" in note for note in comparison.notes)
 
 
 def test_cards_alone_are_compared_as_cards(tmp_path: Path) -> None:
@@ -159,8 +167,8 @@ def test_a_run_is_found_in_a_bundle_by_its_digest(tmp_path: Path) -> None:
     a, b = plain(tmp_path / "runs" / "a", seed=0), plain(tmp_path / "runs" / "b", seed=1)
     runs.bundle([tmp_path / "runs"], tmp_path / "runs.zip")
     for run in (a, b):
-        found = runs.read(tmp_path / f"runs.zip#{run.card['digest']}")
-        assert found.name == run.name and compare(run, found).identical
+        bundled = runs.read(tmp_path / f"runs.zip#{run.card['digest']}")
+        assert bundled.name == run.name and compare(run, bundled).identical
     with pytest.raises(errors.DataError, match="nothing in"):
         runs.read(tmp_path / "runs.zip#nothing")
 
@@ -172,12 +180,12 @@ def test_the_command_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
         with pytest.raises(SystemExit) as left:
             cli.main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), *flags])
         assert not left.value.code
-        said = capsys.readouterr().out
+        output = capsys.readouterr().out
         if flags:
-            assert json.loads(said)["verdict"] == "The runs part at batch 1 (fog): predictions"
+            assert json.loads(output)["verdict"] == "The runs part at batch 1 (fog): predictions"
         else:
-            assert "seed: 0 | 3" in said and "The runs part at batch 1 (fog): predictions" in said
-            assert "in B alone: 6" in said
+            assert "seed: 0 | 3" in output and "The runs part at batch 1 (fog): predictions" in output
+            assert "in B alone: 6" in output
 
 
 def test_a_tolerance_below_zero_is_refused(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def test_each_variant_changes_one_thing_where_it_can_differ() -> None:
     runs = delay.experiments(rivals.setting("digits"), [0, 1], lr=1e-3)
     at = {tag: [run.delay for run in runs if run.tag == tag and run.seed == 1] for tag in delay.VARIANTS}
     assert at["no labels"] == [0] and at["plain"] == [0, 50, 100, 150, 200] and at["limit of 100 batches"] == [150, 200]
-    assert all(found == [50, 100, 150, 200] for found in list(at.values())[2:] if found != [150, 200])
+    assert all(delays == [50, 100, 150, 200] for delays in list(at.values())[2:] if delays != [150, 200])
     assert len({run.digest for run in runs}) == len(runs)
     (weighted,) = (run for run in runs if run.late_weight == 50 and run.delay == 100 and run.seed == 0)
     plain = next(run for run in runs if run.tag == "plain" and run.delay == 100)
@@ -69,9 +69,9 @@ def test_differences_are_paired_by_seed_and_open_questions_never_came() -> None:
         *(card("plain", 50, seed, 20.0, asked=9, answered=6, learned=6) for seed in (0, 1)),
         *(card("limit of 100 batches", 50, seed, 13.0, asked=9, answered=6, stale=6) for seed in (0, 1)),
     ]
-    found = cells(delay.table(cards))
-    assert found["plain", "0"]["against no labels"] == "-1.50 ± 0.71"
-    line = found["limit of 100 batches", "50"]
+    rows = cells(delay.table(cards))
+    assert rows["plain", "0"]["against no labels"] == "-1.50 ± 0.71"
+    line = rows["limit of 100 batches", "50"]
     assert (line["error %"], line["never asked %"]) == ("13.00 ± 0.00", "12.00 ± 0.00")
     assert line["against plain, same delay"] == "-7.00 ± 0.00" and line["against delay 0"] == "+3.50 ± 2.12"
     assert [line[name] for name in ("asked", "learned", "too old", "never came")] == ["9", "0", "6", "3"]
@@ -83,11 +83,11 @@ def test_answers_after_the_end_never_come_unless_asked_early(tmp_path: Path) -> 
     runs = delay.experiments(SMALL, [0], lr=1e-3, delays=[0, 7], variants=variants, stream=STREAM)
     cards = sweep(runs, Places(tmp_path))
     assert {card["results"]["batches"] for card in cards} == {12}
-    found = cells(delay.table(cards))
-    late = {name: int(found["plain", "7"][name]) for name in ("asked", "learned", "never came")}
+    rows = cells(delay.table(cards))
+    late = {name: int(rows["plain", "7"][name]) for name in ("asked", "learned", "never came")}
     assert late["learned"] + late["never came"] == late["asked"] and late["learned"] <= 2 and late["never came"] > 0
     for variant in variants[2:]:
-        early = found[variant, "7"]
+        early = rows[variant, "7"]
         assert (early["asked"], early["learned"], early["never came"]) == ("5", "5", "0")
 
 
@@ -100,9 +100,9 @@ def test_variants_that_an_option_makes_the_same_are_one_run_and_two_lines(tmp_pa
     cards = sweep(runs, Places(tmp_path))
     assert [card["experiment"]["tag"] for card in cards] == [run.tag for run in runs]
     assert len(list(tmp_path.iterdir())) == len({run.digest for run in runs}) == 4
-    found = cells(delay.table(cards))
-    assert found["plain", "2"]["error %"] == found["head alone learns", "2"]["error %"]
-    assert found["head alone learns", "2"]["against plain, same delay"] == "+0.00 ± 0.00"
+    rows = cells(delay.table(cards))
+    assert rows["plain", "2"]["error %"] == rows["head alone learns", "2"]["error %"]
+    assert rows["head alone learns", "2"]["against plain, same delay"] == "+0.00 ± 0.00"
 
 
 def test_a_seed_that_one_of_two_lacks_is_not_compared() -> None:

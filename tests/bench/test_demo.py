@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 
 from wise_atta import errors
-from wise_atta.bench import demo as demos
-from wise_atta.bench import demo_report as report
+from wise_atta.bench import demo as demos, demo_report as report
 from wise_atta.bench.demo import Demo, paired
 from wise_atta.bench.source import cache_folder, digits_model
 from wise_atta.bench.svg import Axis, Chart, ticks
@@ -76,9 +75,9 @@ def test_the_interval_is_students() -> None:
     chance = np.random.default_rng(0)
     covered = 0
     for _ in range(2000):
-        found = paired(chance.normal(0.3, 1, 6), np.zeros(6))  # type: ignore[arg-type]
-        assert found is not None
-        covered += found.low <= 0.3 <= found.high
+        interval = paired(chance.normal(0.3, 1, 6), np.zeros(6))  # type: ignore[arg-type]
+        assert interval is not None
+        covered += interval.low <= 0.3 <= interval.high
     assert covered / 2000 == pytest.approx(0.95, abs=0.015)
     assert paired([1.0], [2.0]) is None
 
@@ -93,8 +92,8 @@ def test_the_interval_is_students() -> None:
 )
 def test_the_verdict_says_what_the_interval_says(differences: list[float], words: str) -> None:
     line = demos.Line("wise, paced", (), paired(differences, [0.0] * 3), None)
-    (said,) = line.verdicts()
-    assert words in said and "tent" in said
+    (verdict,) = line.verdicts()
+    assert words in verdict and "tent" in verdict
 
 
 def test_seeds_that_settings_were_chosen_on_are_not_scored(tmp_path: Path) -> None:
@@ -123,8 +122,8 @@ def test_every_number_that_is_quoted_was_printed(page: str) -> None:
     assert recorded["seeds"] == list(demos.SEEDS) and [row["name"] for row in recorded["rows"]] == list(demos.ROWS)
     for row in recorded["rows"]:
         labels = "none" if row["labels_allowed"] is None else f"{row['labels_spent']:g} of {row['labels_allowed']}"
-        found = row["difference"] and demos.Interval(**row["difference"])
-        difference = f" {report.difference_text(found)} " if found else " "
+        interval = row["difference"] and demos.Interval(**row["difference"])
+        difference = f" {report.difference_text(interval)} " if interval else " "
         assert f"| {row['name']} | {row['error']:.1f} ± {row['error_sd']:.1f} | {labels} |{difference}|" in text
         for name in ("difference_by_labels", "difference_never_asked") if page.startswith("docs") else ():
             if row["difference_by_labels"] is not None:
@@ -136,10 +135,10 @@ def test_tuning_runs_the_whole_grid_on_its_own_seeds(
 ) -> None:
     grid = {"tent": [{"lr": 0.0}, {"lr": 0.1}], "wise, uniform": [{"lr": 0.1}]}
     monkeypatch.setattr(demos, "GRID", grid)
-    found = demos.tune(tmp_path, (1000, 1001), limit=16, jobs=1)
-    assert [trial["options"] for trial in found["tried"]["tent"]] == grid["tent"]
-    assert found["best"]["tent"] in found["tried"]["tent"]
-    assert found["best"]["tent"]["error"] == min(trial["error"] for trial in found["tried"]["tent"])
+    tuned = demos.tune(tmp_path, (1000, 1001), limit=16, jobs=1)
+    assert [trial["options"] for trial in tuned["tried"]["tent"]] == grid["tent"]
+    assert tuned["best"]["tent"] in tuned["tried"]["tent"]
+    assert tuned["best"]["tent"]["error"] == min(trial["error"] for trial in tuned["tried"]["tent"])
 
 
 # ---- the report ------------------------------------------------------------------------------------------------------
@@ -184,9 +183,9 @@ def test_the_report_needs_nothing_but_itself(demo: Demo) -> None:
 def test_the_report_shows_every_part(demo: Demo) -> None:
     text = report.html(demo)
     page = Page(text)
-    said = " ".join(page.text)
+    output = " ".join(page.text)
     for line in demo.lines:
-        assert line.name in said and report.error_text(line) in said
+        assert line.name in output and report.error_text(line) in output
     for title in (
         "Error over the stream",
         "Labels spent",
@@ -194,7 +193,7 @@ def test_the_report_shows_every_part(demo: Demo) -> None:
         "What was asked",
         "Drift against entropy",
     ):
-        assert title in said
+        assert title in output
     assert page.pictures == len(demo.queries("wise, paced")[0])
     assert text.count("<circle") == sum(len(run) for run in demo.queries("wise, paced"))
     assert "nan" not in text
@@ -228,9 +227,9 @@ def test_text_in_charts_is_escaped() -> None:
 
 @pytest.mark.parametrize("high", [1e-3, 0.7, 1, 3, 9.99, 150, 12345])
 def test_ticks_are_few_round_and_inside(high: float) -> None:
-    found = ticks(high)
-    assert 2 <= len(found) <= 7
-    assert found[0] == 0 and found[-1] <= high * (1 + 1e-6)
+    places = ticks(high)
+    assert 2 <= len(places) <= 7
+    assert places[0] == 0 and places[-1] <= high * (1 + 1e-6)
 
 
 def test_json_holds_the_table(demo: Demo) -> None:

@@ -51,9 +51,9 @@ stream = {limit = 64, domains = ["fog", "snow"]}
 )
 def test_every_kind_of_file_gives_the_same_experiment(tmp_path: Path, name: str, text: str) -> None:
     (tmp_path / name).write_text(text)
-    found = Experiment.read(tmp_path / name)
-    assert found == Experiment.parse(FIELDS)
-    assert found.digest == Experiment.parse(FIELDS).digest
+    experiment = Experiment.read(tmp_path / name)
+    assert experiment == Experiment.parse(FIELDS)
+    assert experiment.digest == Experiment.parse(FIELDS).digest
 
 
 def test_a_run_folder_stands_for_its_card(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_field_inside_another_can_be_named_by_a_dot() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"method": "tent", "options": {"lr": "fast"}}, "'options': lr is a number, got 'fast'"),
         ({"method": "tent", "options": {"momentum": math.nan}}, "'options': momentum is a number, got nan"),
@@ -170,8 +170,8 @@ def test_a_field_inside_another_can_be_named_by_a_dot() -> None:
         ({"threads": True}, "'threads' is not true or false, got True"),
     ],
 )
-def test_a_value_of_another_kind_is_named(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(errors.BadConfig, match=f"experiment field {said}"):
+def test_a_value_of_another_kind_is_named(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(errors.BadConfig, match=f"experiment field {message}"):
         Experiment.parse(fields)
 
 
@@ -188,7 +188,7 @@ def test_an_option_that_the_method_cannot_take_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"method": "tent", "delay": 50}, "'delay': method 'tent' does not ask for labels"),
         ({"method": "tent", "policy": "uniform"}, "'policy': method 'tent' does not ask for labels"),
@@ -204,9 +204,9 @@ def test_an_option_that_the_method_cannot_take_is_named() -> None:
         ({"method": "tent", "prior": 16}, "'prior': it counts under statistics 'mixed', .* 'batch'"),
     ],
 )
-def test_a_field_of_which_nothing_can_come_is_named(fields: dict[str, Any], said: str) -> None:
+def test_a_field_of_which_nothing_can_come_is_named(fields: dict[str, Any], message: str) -> None:
     one = Experiment.parse({"model": "wise_atta/digits_cnn@random", "stream": {"limit": 8}, **fields})
-    with pytest.raises(errors.BadConfig, match=f"experiment field {said}"):
+    with pytest.raises(errors.BadConfig, match=f"experiment field {message}"):
         build(one)
 
 

@@ -26,12 +26,12 @@ def test_standard_errors_are_the_deviations_of_means_that_were_drawn() -> None:
     draw = np.random.default_rng(0)
     ours = [(draw.normal(1, 1, 5).tolist(), draw.normal(3, 2, 10).tolist()) for _ in range(4000)]
     theirs = [[draw.normal(0, 1.5, 3).tolist()] for _ in range(4000)]
-    found = np.array([apart(one, other) for one, other in zip(ours, theirs, strict=True)])
+    differences = np.array([apart(one, other) for one, other in zip(ours, theirs, strict=True)])
     variance = (1 / 5 + 4 / 10) / 4
     assert np.mean([standard_error(one) ** 2 for one in ours]) == pytest.approx(variance, rel=0.03)
-    assert np.mean(found[:, 1] ** 2) == pytest.approx(variance + 1.5**2 / 3, rel=0.05)
-    assert found[:, 0].mean() == pytest.approx(2, abs=0.05)
-    assert found[:, 0].var() == pytest.approx(variance + 1.5**2 / 3, rel=0.05)
+    assert np.mean(differences[:, 1] ** 2) == pytest.approx(variance + 1.5**2 / 3, rel=0.05)
+    assert differences[:, 0].mean() == pytest.approx(2, abs=0.05)
+    assert differences[:, 0].var() == pytest.approx(variance + 1.5**2 / 3, rel=0.05)
 
 
 def test_one_nudged_run_is_as_good_as_none() -> None:
@@ -62,8 +62,8 @@ def test_errors_beyond_all_their_nudged_runs_are_counted_beside_what_chance_woul
     draw = np.random.default_rng(0)
     for draws, most in ((draw.normal(size=(4000, 11)), 2 / 11), (draw.integers(7, size=(4000, 11)), 0.1)):
         drawn = [{"results": {"error": own}, "spread": {"errors": ten}} for own, *ten in draws.tolist()]
-        found = re.findall(r"(\d+)(?= of| would)", odd_ones([*drawn, *drawn, {"results": {"error": 1.0}}]))
-        odd, expected = (int(number) for number in found)
+        results = re.findall(r"(\d+)(?= of| would)", odd_ones([*drawn, *drawn, {"results": {"error": 1.0}}]))
+        odd, expected = (int(number) for number in results)
         assert 0 < expected <= round(4000 * most) and abs(odd - expected) < 3 * np.sqrt(expected)
     tie = [{"results": {"error": 1.0}, "spread": {"errors": [1.0, 1.0]}}]
     assert odd_ones(tie) == "0 of 1 errors lie below or above all their nudged runs; 0 would by chance."

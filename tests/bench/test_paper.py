@@ -49,7 +49,7 @@ def tex(wise_atta_data: Path) -> str:
 
 def tables_of(tex: str) -> dict[str, list[list[float]]]:
     """The numbers of every table, row by row, without signed differences."""
-    found = {}
+    by_label = {}
     for body in re.findall(r"\\begin\{table\*?\}(.*?)\\end\{table\*?\}", tex, re.S):
         label = re.search(r"\\label\{(tab:[^}]*)\}", body)
         assert label is not None
@@ -58,8 +58,8 @@ def tables_of(tex: str) -> dict[str, list[list[float]]]:
             plain = re.sub(r"\\(?:gcell|textbf)\{([^{}]*)\}", r"\1", plain)
         lines = [[cell.strip() for cell in line.split("&")] for line in plain.split(r"\\")]
         numbers = [[float(cell) for cell in cells if re.fullmatch(r"\d+\.\d+", cell)] for cells in lines]
-        found[label[1]] = [row for row in numbers if row]
-    return found
+        by_label[label[1]] = [row for row in numbers if row]
+    return by_label
 
 
 def test_every_table_and_figure_of_the_paper_is_listed_and_nothing_else(tex: str) -> None:
@@ -211,8 +211,8 @@ def test_show_prints_paper_ours_and_difference_and_what_was_not_run(runs: Path) 
     result = invoke("show", "tab:label_delay", runs)
     assert result.exit_code == 0, result.output
     lines = {line.split(" | ")[0].strip("| "): line.strip("| ").split(" | ") for line in result.output.splitlines()}
-    found = gathered("delay", runs)
-    ours = found.measured("WISE-ATTA, delay 50", "digits ctta")
+    cells_of_rows = gathered("delay", runs)
+    ours = cells_of_rows.measured("WISE-ATTA, delay 50", "digits ctta")
     assert ours is not None
     paper = (52.9 + 47.2 + 65.3 + 67.9) / 4
     row = lines["WISE-ATTA, delay 50"]
@@ -255,18 +255,22 @@ def test_rows_with_nudged_runs_say_and_draw_what_is_chance(runs: Path, tmp_path:
 
 def _table(lines: list[str]) -> list[tuple[list[str], list[str]]]:
     """Heading and cells of every row of the first table."""
-    found = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("| ")]
-    return [(found[0], cells) for cells in found[2:] if len(cells) == len(found[0])]
+    rows = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("| ")]
+    return [(rows[0], cells) for cells in rows[2:] if len(cells) == len(rows[0])]
 
 
 def test_the_command_for_what_is_missing_names_the_missing_rows_alone(runs: Path) -> None:
-    found = gathered("queries", runs)
-    (command,) = tables.missing_commands(found)
+    cells_of_rows = gathered("queries", runs)
+    (command,) = tables.missing_commands(cells_of_rows)
     assert command == "wise-atta paper run queries --on digits --limit 32 --device cpu --threads 1"
-    cells = {key: cell for key, cell in found.cells.items() if key[0] == "EATTA"}
-    some = Gathered(found.item, "digits", {**found.cells, **{k: type(c)(c.row, c.spot, ()) for k, c in cells.items()}})
+    cells = {key: cell for key, cell in cells_of_rows.cells.items() if key[0] == "EATTA"}
+    some = Gathered(
+        cells_of_rows.item,
+        "digits",
+        {**cells_of_rows.cells, **{k: type(c)(c.row, c.spot, ()) for k, c in cells.items()}},
+    )
     whole = {key: type(c)(c.row, c.spot, (*c.runs, *c.runs)) for key, c in some.cells.items()}
-    (command,) = tables.missing_commands(Gathered(found.item, "digits", whole))
+    (command,) = tables.missing_commands(Gathered(cells_of_rows.item, "digits", whole))
     assert command == "wise-atta paper run queries --on digits --only EATTA --limit 32 --device cpu --threads 1"
 
 
@@ -292,14 +296,14 @@ def test_what_is_published_shows_the_same_without_the_runs(runs: Path, tmp_path:
 
 
 def test_queries_have_entropy_and_drift_for_every_selector(runs: Path) -> None:
-    found = gathered("queries", runs)
-    for cell in found.cells.values():
+    cells_of_rows = gathered("queries", runs)
+    for cell in cells_of_rows.cells.values():
         for run in cell.runs:
             assert run.queries is not None
             assert len(run.queries) == run.card["results"]["labels_spent"]
     entropy = {
         cell.row.name: np.mean([query[0] for run in cell.runs for query in run.queries or []])
-        for cell in found.cells.values()
+        for cell in cells_of_rows.cells.values()
     }
     assert max(entropy, key=lambda name: entropy[name]) == "Max-Entropy"
 
@@ -342,7 +346,7 @@ def uniform(run: Run) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"stream": {"limit": 16}}, "digits, CTTA has runs that differ in stream: .*16.*32"),
         ({"device": "another"}, "digits, CTTA has runs that differ in made on"),
@@ -350,18 +354,18 @@ def uniform(run: Run) -> bool:
     ],
 )
 def test_rows_that_were_run_over_different_streams_or_on_different_devices_are_refused(
-    runs: Path, fields: dict[str, Any], said: str
+    runs: Path, fields: dict[str, Any], message: str
 ) -> None:
-    found = read([runs])
-    with pytest.raises(errors.DataError, match=said):
-        gather(item("label-use"), [changed(run, **fields) if uniform(run) else run for run in found], "digits")
+    read_runs = read([runs])
+    with pytest.raises(errors.DataError, match=message):
+        gather(item("label-use"), [changed(run, **fields) if uniform(run) else run for run in read_runs], "digits")
     # All alike, they are another stream or device, and as good.
-    first = [changed(run, **fields) for run in found if run.card["experiment"]["seed"] == 0]
+    first = [changed(run, **fields) for run in read_runs if run.card["experiment"]["seed"] == 0]
     assert gather(item("label-use"), first, "digits").runs
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"options": {"objective": "roid"}}, "objective is roid, not entropy"),
         ({"options": {"supervise_norm": False}}, "supervise_norm is False, not True"),
@@ -372,28 +376,31 @@ def test_rows_that_were_run_over_different_streams_or_on_different_devices_are_r
     ],
 )
 def test_runs_that_are_not_those_of_a_row_are_left_out_and_said_to_be(
-    runs: Path, fields: dict[str, Any], said: str
+    runs: Path, fields: dict[str, Any], message: str
 ) -> None:
     odd = [changed(run, **fields) if uniform(run) else run for run in read([runs])]
-    found = gather(item("label-use"), odd, "digits")
-    assert not found.cells["uniform", "digits ctta"].runs and found.cells["budget-paced", "digits ctta"].runs
-    assert f"2 of uniform at digits, CTTA whose {said}." in tables.text(found)
+    cells_of_rows = gather(item("label-use"), odd, "digits")
+    assert (
+        not cells_of_rows.cells["uniform", "digits ctta"].runs
+        and cells_of_rows.cells["budget-paced", "digits ctta"].runs
+    )
+    assert f"2 of uniform at digits, CTTA whose {message}." in tables.text(cells_of_rows)
 
 
 def test_what_was_tuned_is_named_and_a_default_that_was_said_changes_nothing(runs: Path) -> None:
     assert "Other options" not in tables.text(gathered("label-use", runs))
     options = {"options": {"supervise_norm": True, "lr": 2.5e-4}}
-    said = gather(item("label-use"), [changed(run, **options) for run in read([runs])], "digits")
-    assert said.cells["uniform", "digits ctta"].runs
+    cells_of_rows = gather(item("label-use"), [changed(run, **options) for run in read([runs])], "digits")
+    assert cells_of_rows.cells["uniform", "digits ctta"].runs
     tuned = gather(item("label-use"), [changed(run, options={"lambda_sup": 0.5}) for run in read([runs])], "digits")
     assert "Other options: wise lambda_sup 0.5." in tables.text(tuned)
 
 
 def test_tuned_options_choose_also_where_there_is_one_kind_of_run(runs: Path) -> None:
-    found = gather(item("label-use"), read([runs]), "digits", tuned={"wise": {"lr": 0.02}})
-    assert not found.runs
-    assert "2 of uniform at digits, CTTA whose lr is 0.00025, not 0.02" in tables.text(found)
-    assert len(facts(found)["left_out"]) == 3
+    cells_of_rows = gather(item("label-use"), read([runs]), "digits", tuned={"wise": {"lr": 0.02}})
+    assert not cells_of_rows.runs
+    assert "2 of uniform at digits, CTTA whose lr is 0.00025, not 0.02" in tables.text(cells_of_rows)
+    assert len(facts(cells_of_rows)["left_out"]) == 3
 
 
 def test_two_outcomes_of_one_experiment_are_refused(runs: Path, tmp_path: Path) -> None:
@@ -419,9 +426,9 @@ def test_where_seeds_have_their_own_streams_all_rows_need_all_seeds() -> None:
         protocols=["ctta"],
     )
     gains = []
-    for found, wanted in ((shared, 1), (own, 3)):
-        assert found.cells["TENT", "cifar10 ctta"].wanted == wanted
-        tent, roid = (found.measured(row, "cifar10 ctta") for row in ("TENT", "ROID"))
+    for cells_of_rows, wanted in ((shared, 1), (own, 3)):
+        assert cells_of_rows.cells["TENT", "cifar10 ctta"].wanted == wanted
+        tent, roid = (cells_of_rows.measured(row, "cifar10 ctta") for row in ("TENT", "ROID"))
         assert tent is not None and roid is not None
         gains.append(len(roid.minus(tent).by_seed))
     assert gains == [3, 1], "on another stream it was not run"
@@ -440,9 +447,9 @@ def test_the_command_for_what_is_missing_keeps_the_length_of_each_protocol_s_str
 
 
 def test_labels_that_came_after_the_end_are_told_from_those_that_were_learned(runs: Path) -> None:
-    said = invoke("show", "delay", runs, "--on", "digits").output
-    assert re.search(r"^\| WISE-ATTA, delay 0 .*\| 7 \| 2 of 3 \|$", said, re.M)
-    late = re.search(r"^\| WISE-ATTA, delay 50 .*\| 7, 0 in time \| 2 of 3 \|$", said, re.M)
+    output = invoke("show", "delay", runs, "--on", "digits").output
+    assert re.search(r"^\| WISE-ATTA, delay 0 .*\| 7 \| 2 of 3 \|$", output, re.M)
+    late = re.search(r"^\| WISE-ATTA, delay 50 .*\| 7, 0 in time \| 2 of 3 \|$", output, re.M)
     assert late, "15 batches are over before"
 
 
@@ -509,7 +516,7 @@ def test_a_network_that_is_not_there_is_said_before_any_run(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("show", "dealy"), "Did you mean 'delay'"),
         (("run", "delay", "--on", "digits", "--seeds", "a"), "--seeds a"),
@@ -517,10 +524,10 @@ def test_a_network_that_is_not_there_is_said_before_any_run(tmp_path: Path, monk
         (("show", "delay", "nowhere"), "nowhere does not exist"),
     ],
 )
-def test_bad_words_are_answered_by_what_was_meant(words: tuple[str, ...], said: str) -> None:
+def test_bad_words_are_answered_by_what_was_meant(words: tuple[str, ...], message: str) -> None:
     result = invoke(*words)
     assert isinstance(result.exception, errors.WiseAttaError)
-    assert said in str(result.exception)
+    assert message in str(result.exception)
 
 
 @pytest.mark.parametrize("content", ["[", "{}", "[1]", '[{"card_version": 99}]', '[{"experiment": {}}]'])
@@ -549,8 +556,8 @@ def test_a_method_run_with_one_seed_of_three_has_no_deviation() -> None:
     whole, partly = Measured({0: 3.0, 41: 5.0, 58: 7.0}), Measured({41: 1.0})
     assert partly.minus(whole).text(1, "+") == "-4.0", "against the same seed alone"
     assert partly.minus(Measured({0: 3.0, 58: 7.0})).text(1, "+") == "-4.0", "against the mean where none is shared"
-    found = gather(item("imagenet-c"), read([RESULTS / "cifar10" / "imagenet-c"]), "cifar10")
-    cotta, tent, eatta = (found.measured(row, "cifar10 ctta") for row in ("CoTTA", "TENT", "EATTA"))
+    cells_of_rows = gather(item("imagenet-c"), read([RESULTS / "cifar10" / "imagenet-c"]), "cifar10")
+    cotta, tent, eatta = (cells_of_rows.measured(row, "cifar10 ctta") for row in ("CoTTA", "TENT", "EATTA"))
     assert cotta is not None and tent is not None and eatta is not None
     assert cotta.minus(eatta).sd is None
     assert tent.minus(eatta).sd == pytest.approx(eatta.sd)

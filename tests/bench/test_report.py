@@ -59,19 +59,19 @@ def mistakes(share: float, who: str, seed: int = 0) -> np.ndarray[tuple[int, ...
 
 def some(folder: Path) -> list[Run]:
     shared: dict[str, Any] = {"domains": DOMAINS}
-    found = [made(folder / "tent", mistakes(0.3, "tent"), method="tent", **shared)]
+    made_runs = [made(folder / "tent", mistakes(0.3, "tent"), method="tent", **shared)]
     for ratio, seed in ((0.2, 0), (0.5, 0), (0.5, 1)):
         picked = {number: [0] for number in range(0, BATCHES, round(1 / ratio))}
         wrong = mistakes(0.4 - ratio / 2, f"{ratio}", seed)
-        found.append(made(folder / f"wise-{ratio}-{seed}", wrong, ratio=ratio, seed=seed, picked=picked, **shared))
-    return found
+        made_runs.append(made(folder / f"wise-{ratio}-{seed}", wrong, ratio=ratio, seed=seed, picked=picked, **shared))
+    return made_runs
 
 
 def numbers(text: str) -> list[dict[str, Any]]:
     """What the page's script reads."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
-    assert found is not None
-    content: list[dict[str, Any]] = json.loads(found[1])
+    script = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert script is not None
+    content: list[dict[str, Any]] = json.loads(script[1])
     return content
 
 
@@ -88,21 +88,24 @@ def test_the_page_loads_nothing_and_tells_every_run(tmp_path: Path) -> None:
 
 
 def test_lines_are_the_means_of_what_was_recorded(tmp_path: Path) -> None:
-    found = some(tmp_path)
-    error, spent = numbers(report.html(found, replicates=50))[:2]
+    made_runs = some(tmp_path)
+    error, spent = numbers(report.html(made_runs, replicates=50))[:2]
     assert (error["batches"], error["domains"]) == (BATCHES, [[0, "fog"], [15, "snow"]])
     by_name = {line["name"]: line["ys"] for line in spent["lines"]}
-    both = [[row["spent"] for row in run.steps] for run in found[2:]]
+    both = [[row["spent"] for row in run.steps] for run in made_runs[2:]]
     assert by_name["wise, ratio 0.5"] == np.mean(both, axis=0).round(1).tolist()
     tent = next(line["ys"] for line in error["lines"] if line["name"] == "tent")
-    rows = [100 * row["error"] for row in found[0].steps]
+    rows = [100 * row["error"] for row in made_runs[0].steps]
     assert tent[7] == pytest.approx(np.mean(rows[5:10]), abs=0.05)
     assert tent[14] == pytest.approx(np.mean(rows[12:15]), abs=0.05), "not smoothed across the end of a domain"
 
 
 def test_runs_over_other_streams_stand_apart(tmp_path: Path) -> None:
-    found = [*some(tmp_path), made(tmp_path / "other", mistakes(0.2, "bn"), method="bn", severity=3, domains=DOMAINS)]
-    text = report.html(found, replicates=50)
+    made_runs = [
+        *some(tmp_path),
+        made(tmp_path / "other", mistakes(0.2, "bn"), method="bn", severity=3, domains=DOMAINS),
+    ]
+    text = report.html(made_runs, replicates=50)
     checked(text)
     assert "5 runs over 2 streams" in text and text.count("<h2>Error over the stream</h2>") == 2
     assert text.count("<h2>What labels buy</h2>") == 1

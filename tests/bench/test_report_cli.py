@@ -50,8 +50,8 @@ def call(*arguments: object) -> int:
 
 def test_value_prints_a_table_and_the_answer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call("value", folder, "--replicates", 50) == 0
-    said = capsys.readouterr().out
-    assert "Best without labels: tent" in said and "wise: better than tent from 0." in said
+    output = capsys.readouterr().out
+    assert "Best without labels: tent" in output and "wise: better than tent from 0." in output
 
 
 def test_value_writes_figure_table_and_numbers(
@@ -86,8 +86,8 @@ def test_what_cannot_be_compared_for_a_broken_run_names_that_run(
     broken = folder / "tent" / "steps.parquet"
     broken.write_bytes(b"PAR1")
     assert call("value", folder, "--replicates", 50) == 3
-    said = capsys.readouterr().err
-    assert "every one of these runs asked for labels" in said and str(broken) in said
+    output = capsys.readouterr().err
+    assert "every one of these runs asked for labels" in output and str(broken) in output
 
 
 def test_a_copy_is_no_second_run_in_a_report(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,15 +105,15 @@ def test_names_from_the_data_are_printed_as_they_are(tmp_path: Path, capsys: pyt
     assert call("run", run.where, "--out", run.where) == 0
     assert call("compare", run.where, tmp_path / "other") == 0
     assert call("value", tmp_path, "--replicates", 20) == 0
-    said = capsys.readouterr().out
-    assert said.count("[/b]") >= 2 and "[/n]" in said
+    output = capsys.readouterr().out
+    assert output.count("[/b]") >= 2 and "[/n]" in output
 
 
 def test_mixed_streams_are_an_error_that_names_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made(folder / "other", mistakes(0.3, "tent"), method="bn", severity=3)
     assert call("value", folder) == 3
-    said = capsys.readouterr().err
-    assert "severity" in said and str(folder / "other") in said
+    output = capsys.readouterr().err
+    assert "severity" in output and str(folder / "other") in output
 
 
 def test_runs_of_the_sweep_are_read_by_every_command(
@@ -131,9 +131,9 @@ def test_runs_of_the_sweep_are_read_by_every_command(
         capsys.readouterr()
     never, uniform = (next(real.glob(f"wise-{name}-*")) for name in ("never", "uniform"))
     assert call("compare", never, uniform, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    asked = next(parting for parting in found["partings"] if parting["stage"] == "learning")
-    assert asked["batch"] == 2 and not found["data"] and not found["identical"]
+    printed = json.loads(capsys.readouterr().out)
+    asked = next(parting for parting in printed["partings"] if parting["stage"] == "learning")
+    assert asked["batch"] == 2 and not printed["data"] and not printed["identical"]
     assert call("compare", never, f"{bundle}#{never.name.rpartition('-')[2]}", "--json") == 0
     assert "but never by more than 1e-06" in json.loads(capsys.readouterr().out)["verdict"]
 
@@ -144,9 +144,9 @@ def test_the_numbers_of_value_are_whole_in_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     made(folder / "never", mistakes(0.4, "never"), policy="never")
     assert call("value", folder, "--replicates", 20) == 0
-    said = capsys.readouterr().out
-    assert "…" not in said and max(map(len, said.split("Best without labels")[0].splitlines())) <= 80
-    assert said.count("───\n") == 2 and "− same without" in said, "a table against tent, and one against itself"
+    output = capsys.readouterr().out
+    assert "…" not in output and max(map(len, output.split("Best without labels")[0].splitlines())) <= 80
+    assert output.count("───\n") == 2 and "− same without" in output, "a table against tent, and one against itself"
 
 
 @pytest.mark.parametrize(

@@ -120,13 +120,15 @@ def test_an_interrupted_run_ends_with_the_same_numbers(tmp_path: Path, method: s
 def test_the_card_holds_what_the_rows_say(whole: tuple[Path, dict[str, Any]]) -> None:
     folder, card = whole
     steps, queries, pictures = (read_parquet(folder / f"{name}.parquet") for name in ("steps", "queries", "pictures"))
-    found = card["results"]
-    assert len(steps) == found["batches"] == 12
-    assert 100 * sum(row["wrong"] for row in steps) / 96 == pytest.approx(found["error"])
-    assert sum(row["asked"] for row in steps) == len(queries) == found["labels_spent"] <= found["labels_allowed"] == 6
+    on_card = card["results"]
+    assert len(steps) == on_card["batches"] == 12
+    assert 100 * sum(row["wrong"] for row in steps) / 96 == pytest.approx(on_card["error"])
+    assert (
+        sum(row["asked"] for row in steps) == len(queries) == on_card["labels_spent"] <= on_card["labels_allowed"] == 6
+    )
     assert all(row["spent"] <= row["batch"] * 0.5 for row in steps)
-    assert sum(row["forwards"] for row in steps) == found["forwards"]
-    assert sum(row["backwards"] for row in steps) == found["backwards"]
+    assert sum(row["forwards"] for row in steps) == on_card["forwards"]
+    assert sum(row["backwards"] for row in steps) == on_card["backwards"]
     assert {row["delay"] for row in steps} == {None, 2.0}, "answers came two batches late, or none came"
     assert all((row["delay"] is not None) == (row["learned"] > 0) for row in steps)
     assert [row["loss"] for row in steps] == [row["loss_sup"] for row in steps], "this network is never certain"
@@ -134,9 +136,9 @@ def test_the_card_holds_what_the_rows_say(whole: tuple[Path, dict[str, Any]]) ->
     assert all((row["drift"] is not None) == (row["asked"] > 0) and row["entropy"] > 0 for row in steps)
     never = [row for row in pictures if not row["asked"]]
     assert 100 * sum(row["wrong"] for row in never) / sum(row["seen"] for row in never) == pytest.approx(
-        found["error_never_asked"]
+        on_card["error_never_asked"]
     )
-    assert read_json(folder / "card.json")["results"] == found
+    assert read_json(folder / "card.json")["results"] == on_card
 
 
 def test_where_every_picture_was_asked_for_the_card_has_no_number_for_others(tmp_path: Path) -> None:
@@ -152,12 +154,12 @@ def test_the_card_keeps_the_first_batch_s_logits_through_an_interruption(
 ) -> None:
     built = runs.build(ONE)
     logits = built.adapter.predict(next(iter(built.stream))).logits
-    found = whole[1]["first_batch"]
-    assert found["shape"] == [8, 10]
-    assert torch.allclose(torch.tensor(found["logits"]), logits, atol=1e-5)
+    first = whole[1]["first_batch"]
+    assert first["shape"] == [8, 10]
+    assert torch.allclose(torch.tensor(first["logits"]), logits, atol=1e-5)
     with pytest.raises(Stopped):
         runs.run(ONE, tmp_path, checkpoint=4, progress=stop_at(6))
-    assert runs.run(ONE, tmp_path, checkpoint=4)["first_batch"] == found
+    assert runs.run(ONE, tmp_path, checkpoint=4)["first_batch"] == first
 
 
 def test_a_run_that_goes_on_with_other_threads_promises_no_digits(tmp_path: Path) -> None:
@@ -170,8 +172,8 @@ def test_a_run_that_goes_on_with_other_threads_promises_no_digits(tmp_path: Path
     finally:
         torch.set_num_threads(before)
     assert card["provenance"]["excepted"] == ["a move to another place while it ran"]
-    found = verify(card)
-    assert not found.exact and "excepts a move" in str(found)
+    verdict = verify(card)
+    assert not verdict.exact and "excepts a move" in str(verdict)
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -232,12 +234,12 @@ def test_a_run_goes_on_with_its_own_teacher_alone(tmp_path: Path, monkeypatch: p
 def test_checkpoints_are_made_as_often_as_their_share_of_the_time_allows(
     tmp_path: Path, share: float, made: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
+    batches = []
     monkeypatch.setattr(runs, "_CHECKPOINT", 2)
     monkeypatch.setattr(runs, "CHECKPOINT_SHARE", share)
-    monkeypatch.setattr(Folder, "checkpoint", lambda self, state: found.append(state["batch"]))
+    monkeypatch.setattr(Folder, "checkpoint", lambda self, state: batches.append(state["batch"]))
     card = runs.run(ONE, tmp_path)
-    assert found[: len(made)] == made and len(found) == (1 if share == 0 else card["results"]["batches"] // 2)
+    assert batches[: len(made)] == made and len(batches) == (1 if share == 0 else card["results"]["batches"] // 2)
 
 
 def test_a_card_runs_again_to_the_same_numbers(whole: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
@@ -381,9 +383,9 @@ def test_classes_are_matched_by_name_as_in_evaluate(
     assert all(order[label] == Path(truth.where(sample)).parent.name for sample, label in asked.truth.items())
     for batch in asked.stream:
         asked.adapter.step(batch)
-    found = runs.run(PICTURES, tmp_path / "run", data=root)["results"]["error"]
+    error = runs.run(PICTURES, tmp_path / "run", data=root)["results"]["error"]
     (decoded,) = train.read(root / "set", model)
-    assert found == 100 * train.evaluate(model, decoded)["error"]
+    assert error == 100 * train.evaluate(model, decoded)["error"]
 
 
 def test_a_class_that_the_model_does_not_know_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,10 +424,10 @@ def frames() -> list[tuple[torch.Tensor, int, str]]:
 
 def test_the_ids_of_a_stream_of_one_s_own_are_its_pictures(tmp_path: Path) -> None:
     asks = {"data": "python:bench.test_run:frames", "stream": {"order": "sequential"}, "noise": 0.0, "delay": 0}
-    found = runs.run(Experiment.parse({**ONE.model_dump(), **asks}), tmp_path)["results"]
+    on_card = runs.run(Experiment.parse({**ONE.model_dump(), **asks}), tmp_path)["results"]
     pictures = read_parquet(tmp_path / "pictures.parquet")
     assert [row["picture"] for row in pictures] == [name for _, _, name in frames()]
-    assert found["samples_never_asked"] == 32 - found["labels_spent"] < 32
+    assert on_card["samples_never_asked"] == 32 - on_card["labels_spent"] < 32
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

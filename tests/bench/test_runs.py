@@ -34,10 +34,10 @@ def test_a_bundle_holds_what_the_folders_held(tmp_path: Path) -> None:
     made(tmp_path / "runs" / "a", WRONG, picked={0: [1]}, pictures=PICTURES, ratio=0.5)
     made(tmp_path / "runs" / "b", WRONG[::-1], method="tent")
     made(tmp_path / "runs" / "c", WRONG, method="source", pictures=PICTURES)
-    found = runs.bundle([tmp_path / "runs"], tmp_path / "runs.zip")
+    bundled = runs.bundle([tmp_path / "runs"], tmp_path / "runs.zip")
     back = runs.find([tmp_path / "runs.zip"])
-    assert [run.name for run in back.runs] == [run.name for run in found.runs] == ["a", "b", "c"]
-    for run, wanted in zip(back.runs, found.runs, strict=True):
+    assert [run.name for run in back.runs] == [run.name for run in bundled.runs] == ["a", "b", "c"]
+    for run, wanted in zip(back.runs, bundled.runs, strict=True):
         assert run.card == wanted.card and run.names == wanted.names and run.queries == wanted.queries
         assert run.steps == [{name: row[name] for name in row} for row in wanted.steps]
     head = json.loads(zipfile.ZipFile(tmp_path / "runs.zip").read("bundle.json"))
@@ -76,14 +76,14 @@ def test_a_broken_run_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     card = read_json(tmp_path / "new" / "card.json")
     write_json(tmp_path / "new" / "card.json", {**card, "card_version": 99})
     (tmp_path / "none" / "steps.parquet").unlink()
-    found = runs.find([tmp_path, tmp_path / "nowhere"])
-    assert [run.name for run in found.runs] == ["whole"]
-    said = "\n".join(found.problems)
-    assert str(file) in said and "not a readable Parquet file" in said
-    assert f"{tmp_path / 'new' / 'card.json'} is of card version 99" in said and "update wise-atta" in said
-    assert f"{tmp_path / 'none' / 'card.json'} has no steps.parquet" in said
-    assert f"{tmp_path / 'nowhere'} does not exist" in said
-    assert len(found.problems) == 4
+    collection = runs.find([tmp_path, tmp_path / "nowhere"])
+    assert [run.name for run in collection.runs] == ["whole"]
+    output = "\n".join(collection.problems)
+    assert str(file) in output and "not a readable Parquet file" in output
+    assert f"{tmp_path / 'new' / 'card.json'} is of card version 99" in output and "update wise-atta" in output
+    assert f"{tmp_path / 'none' / 'card.json'} has no steps.parquet" in output
+    assert f"{tmp_path / 'nowhere'} does not exist" in output
+    assert len(collection.problems) == 4
 
 
 def test_nothing_to_read_is_an_error(tmp_path: Path) -> None:
@@ -226,12 +226,12 @@ def test_a_bad_card_in_a_bundle_hides_no_other_run(tmp_path: Path, harm: str) ->
     for name in "abc":
         made(tmp_path / name, WRONG, seed=ord(name))
     digest = runs.bundle([tmp_path / name for name in "abc"], tmp_path / "runs.zip").runs[0].card["digest"]
-    change, said = HARM[harm]
+    change, message = HARM[harm]
     with_head(tmp_path / "runs.zip", lambda head: change(head["runs"][1]))
-    found = runs.find([tmp_path / "runs.zip"])
-    assert [run.name for run in found.runs] == ["a", "c"]
-    (problem,) = found.problems
-    assert "runs.zip: " in problem and said in problem
+    collection = runs.find([tmp_path / "runs.zip"])
+    assert [run.name for run in collection.runs] == ["a", "c"]
+    (problem,) = collection.problems
+    assert "runs.zip: " in problem and message in problem
     assert runs.read(tmp_path / f"runs.zip#{digest}").name == "a", "what is named does not depend on the others"
 
 

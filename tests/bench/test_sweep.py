@@ -47,9 +47,9 @@ LONG: dict[str, Any] = {
 }
 
 
-def results(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def results(some_cards: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Results without how long they took."""
-    kept = [copy.deepcopy(card["results"]) for card in found]
+    kept = [copy.deepcopy(card["results"]) for card in some_cards]
     for each in kept:
         for name in ("seconds", "resumed", "peak_memory"):
             del each[name]
@@ -57,27 +57,27 @@ def results(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_a_grid_is_every_combination() -> None:
-    found = expand({**GRID, "options.lr": [0.1, 0.2], "method": "tent"})
-    assert [(one.seed, one.options["lr"]) for one in found] == [(0, 0.1), (0, 0.2), (41, 0.1), (41, 0.2)]
-    assert {one.batch for one in found} == {8}
+    experiments = expand({**GRID, "options.lr": [0.1, 0.2], "method": "tent"})
+    assert [(one.seed, one.options["lr"]) for one in experiments] == [(0, 0.1), (0, 0.2), (41, 0.1), (41, 0.2)]
+    assert {one.batch for one in experiments} == {8}
 
 
 def test_a_field_that_a_part_of_a_grid_has_no_use_for_is_left_out_there() -> None:
-    found = expand({**GRID, "ratio": [0.1, 0.5], "delay": [0, 2], "method": ["tent", "wise"], "seed": 0})
-    made = [(one.method, one.ratio, one.delay) for one in found]
+    experiments = expand({**GRID, "ratio": [0.1, 0.5], "delay": [0, 2], "method": ["tent", "wise"], "seed": 0})
+    made = [(one.method, one.ratio, one.delay) for one in experiments]
     assert made == [("tent", None, 0), *(("wise", ratio, delay) for ratio in (0.1, 0.5) for delay in (0, 2))]
-    found = expand({**GRID, "policy": ["never", "uniform"], "noise": 0.1, "method": "wise", "seed": 0})
-    assert [(one.policy, one.noise) for one in found] == [("never", 0), ("uniform", 0.1)]
-    found = expand({**GRID, "statistics": ["batch", "mixed"], "prior": [64, 256], "method": "wise", "seed": 0})
-    assert [(one.statistics, one.prior) for one in found] == [("batch", None), ("mixed", 64), ("mixed", 256)]
+    experiments = expand({**GRID, "policy": ["never", "uniform"], "noise": 0.1, "method": "wise", "seed": 0})
+    assert [(one.policy, one.noise) for one in experiments] == [("never", 0), ("uniform", 0.1)]
+    experiments = expand({**GRID, "statistics": ["batch", "mixed"], "prior": [64, 256], "method": "wise", "seed": 0})
+    assert [(one.statistics, one.prior) for one in experiments] == [("batch", None), ("mixed", 64), ("mixed", 256)]
 
 
 def test_a_field_that_no_run_of_a_grid_has_a_use_for_is_named(tmp_path: Path) -> None:
-    found = expand({**GRID, "delay": [0, 2], "method": "bn", "seed": 0})
+    experiments = expand({**GRID, "delay": [0, 2], "method": "bn", "seed": 0})
     failed: dict[str, errors.WiseAttaError] = {}
-    (card,) = sweep(found, Places(tmp_path), failed=failed)
+    (card,) = sweep(experiments, Places(tmp_path), failed=failed)
     assert card["experiment"]["delay"] == 0
-    assert "'delay': method 'bn' does not ask for labels" in str(failed[found[1].digest])
+    assert "'delay': method 'bn' does not ask for labels" in str(failed[experiments[1].digest])
 
 
 @pytest.mark.parametrize(("grid", "words"), [({"seed": []}, "no value for 'seed'"), ({"sede": [1]}, "'seed'")])
@@ -109,8 +109,8 @@ def test_a_sweep_that_cannot_be_done_says_why(tmp_path: Path, options: dict[str,
 
 
 def test_the_table_has_a_column_for_every_axis_and_one_row_over_seeds(tmp_path: Path) -> None:
-    found = sweep(expand(GRID), Places(tmp_path))
-    head, _, *lines = table(found).splitlines()
+    experiments = sweep(expand(GRID), Places(tmp_path))
+    head, _, *lines = table(experiments).splitlines()
     assert head == "| method | error % | never asked % | labels | runs |"
     assert [line.split("|")[1].strip() for line in lines] == ["bn", "wise"]
     assert all(line.endswith("| 2 |") and "±" in line for line in lines)
@@ -119,12 +119,12 @@ def test_the_table_has_a_column_for_every_axis_and_one_row_over_seeds(tmp_path: 
 def test_a_run_asked_for_twice_is_run_once_and_a_finished_one_not_again(tmp_path: Path) -> None:
     seen: list[str] = []
     runs = expand({**GRID, "method": "bn", "seed": 0}) * 2
-    found = sweep(runs, Places(tmp_path), report=lambda one, result: seen.append(one.digest))
-    assert len(seen) == 1 and len(found) == 2 and found[0] == found[1]
-    assert table(found).endswith("| 1 |") and "±" not in table(found), "it is no second seed"
-    assert sweep(runs, Places(tmp_path)) == found, "also the seconds: it was not run again"
+    twice = sweep(runs, Places(tmp_path), report=lambda one, result: seen.append(one.digest))
+    assert len(seen) == 1 and len(twice) == 2 and twice[0] == twice[1]
+    assert table(twice).endswith("| 1 |") and "±" not in table(twice), "it is no second seed"
+    assert sweep(runs, Places(tmp_path)) == twice, "also the seconds: it was not run again"
     again = sweep(runs, Places(tmp_path), again=True)
-    assert results(again) == results(found) and again != found
+    assert results(again) == results(twice) and again != twice
 
 
 def test_a_run_that_is_being_written_keeps_no_other_from_being_repeated(tmp_path: Path) -> None:
@@ -173,16 +173,18 @@ def test_processes_take_devices_in_turn() -> None:
     assert engines.assign(5, ["cuda:0", "cuda:1"]) == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]
 
 
-@pytest.mark.parametrize(("named", "given"), [("auto", "cuda:1"), ("cuda", "cuda:1"), ("cpu", None), ("cuda:3", None)])
-def test_an_experiment_that_names_its_device_keeps_it(named: str, given: str | None) -> None:
+@pytest.mark.parametrize(
+    ("named", "on_device"), [("auto", "cuda:1"), ("cuda", "cuda:1"), ("cpu", None), ("cuda:3", None)]
+)
+def test_an_experiment_that_names_its_device_keeps_it(named: str, on_device: str | None) -> None:
     job = engines.Job(Experiment(device=named), Path("x"))
-    assert job.on("cuda:1").device == given
+    assert job.on("cuda:1").device == on_device
 
 
 def test_the_folder_does_not_depend_on_which_device_of_several_was_free(tmp_path: Path) -> None:
     one = expand({**GRID, "method": "bn", "seed": 0})
-    found = sweep(one, Places(tmp_path), devices=["cpu"])
-    assert found == sweep(one, Places(tmp_path))
+    swept = sweep(one, Places(tmp_path), devices=["cpu"])
+    assert swept == sweep(one, Places(tmp_path))
 
 
 # ---- engines ---------------------------------------------------------------------------------------------------------
@@ -215,9 +217,9 @@ def kill_one(folder: Path) -> Callable[[], list[int]]:
 
 def check_nothing_twice(folder: Path, expected: list[dict[str, Any]]) -> None:
     """Every batch and every question has one row, and the numbers are those of the undisturbed sweep."""
-    found = cards([folder])
-    assert {json.dumps(one) for one in results(found)} == {json.dumps(one) for one in results(expected)}
-    assert sum(card["results"]["resumed"] for card in found) == 1
+    swept = cards([folder])
+    assert {json.dumps(one) for one in results(swept)} == {json.dumps(one) for one in results(expected)}
+    assert sum(card["results"]["resumed"] for card in swept) == 1
     for run in folder.iterdir():
         steps, queries = (read_parquet(run / f"{name}.parquet") for name in ("steps", "queries"))
         assert [row["batch"] for row in steps] == list(range(1, 81))
@@ -230,9 +232,9 @@ def test_a_killed_process_is_replaced_and_its_run_taken_up_again(tmp_path: Path)
     runs = expand(LONG)
     expected = sweep(runs, Places(tmp_path / "inline"))
     ended = kill_one(tmp_path / "process")
-    found = sweep(runs, Places(tmp_path / "process"), engine="process", jobs=2, checkpoint=8)
+    swept = sweep(runs, Places(tmp_path / "process"), engine="process", jobs=2, checkpoint=8)
     assert ended(), "every run was over before it could be killed"
-    assert table(found) == table(expected)
+    assert table(swept) == table(expected)
     check_nothing_twice(tmp_path / "process", expected)
 
 
@@ -247,8 +249,8 @@ def test_a_process_that_dies_between_two_runs_is_replaced(tmp_path: Path) -> Non
             child.join()
         time.sleep(0.5)  # until its pool has noticed
 
-    found = sweep(runs, Places(tmp_path / "process"), engine="process", report=kill)
-    assert results(found) == results(sweep(runs, Places(tmp_path / "inline")))
+    swept = sweep(runs, Places(tmp_path / "process"), engine="process", report=kill)
+    assert results(swept) == results(sweep(runs, Places(tmp_path / "inline")))
 
 
 @pytest.mark.heavy
@@ -293,10 +295,10 @@ def test_on_a_ray_cluster_a_killed_worker_s_run_is_taken_up_again_and_tables_are
     def look(experiment: Experiment, result: object) -> None:
         addresses.append(sys.modules["ray"].nodes()[0]["NodeManagerAddress"])
 
-    found = sweep(runs, Places(tmp_path / "ray"), engine="ray", jobs=2, checkpoint=8, report=look)
+    swept = sweep(runs, Places(tmp_path / "ray"), engine="ray", jobs=2, checkpoint=8, report=look)
     assert ended(), "every run was over before it could be killed"
     assert addresses == ["127.0.0.1", "127.0.0.1"], "a cluster for one machine is not to be reached from another"
-    assert table(found) == table(expected)
+    assert table(swept) == table(expected)
     check_nothing_twice(tmp_path / "ray", expected)
 
 
@@ -356,8 +358,8 @@ def test_processes_of_a_sweep_share_the_cores(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(engines, "perform", os.path.expandvars)
     monkeypatch.setattr(engines.Job, "on", lambda *_: "$OMP_WAIT_POLICY")
     jobs = [engines.Job(Experiment(), tmp_path / name) for name in "ab"]
-    assert [found for _, found in engines.process(jobs, 2)] == ["passive", "passive"]
-    assert [found for _, found in engines.process(jobs, 1)] == ["$OMP_WAIT_POLICY"] * 2
+    assert [policy for _, policy in engines.process(jobs, 2)] == ["passive", "passive"]
+    assert [policy for _, policy in engines.process(jobs, 1)] == ["$OMP_WAIT_POLICY"] * 2
 
 
 def test_finished_runs_are_found_without_a_process_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

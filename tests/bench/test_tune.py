@@ -23,15 +23,15 @@ SCORED = Experiment.parse(
 
 def test_a_diverged_trial_is_the_worst_and_ends_nothing(tmp_path: Path) -> None:
     seen: list[str] = []
-    [found] = tune(
+    [tuned] = tune(
         [lay_out(SCORED, grid={"lr": [1e38, 1e-3]})],
         Places(tmp_path),
         report=lambda run, result: seen.append(type(result).__name__),
     )
     assert sorted(seen) == ["NotFinite", "dict"]
-    assert math.isinf(found.trials[0].error) and found.best.options == {"lr": 1e-3}
-    assert found.scored == found.to_dict()["labels_scored"] == 4 * 32  # four corruptions, each picture's label
-    assert json.loads(json.dumps(found.to_dict(), allow_nan=False))["trials"][0]["error"] == "diverged"
+    assert math.isinf(tuned.trials[0].error) and tuned.best.options == {"lr": 1e-3}
+    assert tuned.scored == tuned.to_dict()["labels_scored"] == 4 * 32  # four corruptions, each picture's label
+    assert json.loads(json.dumps(tuned.to_dict(), allow_nan=False))["trials"][0]["error"] == "diverged"
 
 
 def test_where_all_trials_diverge_there_is_no_best(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_of_equal_trials_the_first_is_best() -> None:
 
 
 def test_all_methods_get_the_same_grid(tmp_path: Path) -> None:
-    found = rivals.tune_all(
+    by_method = rivals.tune_all(
         rivals.setting("digits"),
         ["source", "tent", "wise"],
         Places(tmp_path),
@@ -67,10 +67,10 @@ def test_all_methods_get_the_same_grid(tmp_path: Path) -> None:
         limits={"tent": 64, "wise": 64},
         threads=1,
     )
-    assert list(found) == ["tent", "wise"]
-    for tuned in found.values():
+    assert list(by_method) == ["tent", "wise"]
+    for tuned in by_method.values():
         assert [trial.options for trial in tuned.trials] == [{"lr": 1e-4}, {"lr": 1e-3}]
-    assert found["tent"].labels == 0 < found["wise"].labels
+    assert by_method["tent"].labels == 0 < by_method["wise"].labels
 
 
 @pytest.mark.parametrize("method", [*sorted(rivals.WITHOUT_CHANCE), "eata"])

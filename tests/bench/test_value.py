@@ -36,7 +36,7 @@ def every(step: int) -> dict[int, list[int]]:
 def some(folder: Path) -> list[Run]:
     """Two methods without labels, and one that asks at three ratios with two seeds; each picture comes twice."""
     shared: dict[str, Any] = {"domains": DOMAINS, "pictures": np.tile(np.arange(BATCHES * BATCH // 2), 2)}
-    found = [
+    runs = [
         made(folder / "source", mistakes(0.5, "source"), method="source", **shared),
         made(folder / "tent", mistakes(0.3, "tent"), method="tent", **shared),
         made(folder / "never", mistakes(0.35, "never"), method="wise", policy="never", **shared),
@@ -44,8 +44,8 @@ def some(folder: Path) -> list[Run]:
     for (ratio, share), seed in itertools.product(((0.125, 0.4), (0.25, 0.31), (1.0, 0.15)), (0, 41)):
         asks = {"policy": "paced", "ratio": ratio, "seed": seed, "picked": every(round(1 / ratio))}
         wrong = mistakes(share, f"wise {ratio}", seed)
-        found.append(made(folder / f"wise-{ratio}-{seed}", wrong, method="wise", **asks, **shared))
-    return found
+        runs.append(made(folder / f"wise-{ratio}-{seed}", wrong, method="wise", **asks, **shared))
+    return runs
 
 
 def slow_difference(ours: list[Run], theirs: list[Run], never_asked: bool) -> float:
@@ -67,14 +67,16 @@ def made_runs(tmp_path_factory: pytest.TempPathFactory) -> list[Run]:
 
 
 @pytest.fixture(scope="module")
-def found(made_runs: list[Run]) -> Value:
+def labels_value(made_runs: list[Run]) -> Value:
     return value(made_runs, replicates=400)
 
 
-def test_the_baseline_is_the_best_that_asks_for_nothing(found: Value, made_runs: list[Run]) -> None:
-    assert found.baseline == "tent" and found.best.error.mean == pytest.approx(made_runs[1].results["error"])
-    assert found.asking == ["wise, paced"]
-    assert {point.method: point.kind for point in found.points} == {
+def test_the_baseline_is_the_best_that_asks_for_nothing(labels_value: Value, made_runs: list[Run]) -> None:
+    assert labels_value.baseline == "tent" and labels_value.best.error.mean == pytest.approx(
+        made_runs[1].results["error"]
+    )
+    assert labels_value.asking == ["wise, paced"]
+    assert {point.method: point.kind for point in labels_value.points} == {
         "source": "unlabelled",
         "tent": "unlabelled",
         "wise, no labels": "unlabelled",
@@ -82,9 +84,9 @@ def test_the_baseline_is_the_best_that_asks_for_nothing(found: Value, made_runs:
     }
 
 
-def test_errors_and_differences_are_those_of_a_slow_count(found: Value, made_runs: list[Run]) -> None:
+def test_errors_and_differences_are_those_of_a_slow_count(labels_value: Value, made_runs: list[Run]) -> None:
     _, tent, never, *asking = made_runs
-    for place, point in enumerate(found.of("wise, paced")):
+    for place, point in enumerate(labels_value.of("wise, paced")):
         ours = asking[2 * place : 2 * place + 2]
         assert (point.ratio, point.runs) == (ours[0].experiment["ratio"], 2)
         assert point.labels == len(every(round(1 / point.ratio)))
@@ -100,9 +102,9 @@ def test_errors_and_differences_are_those_of_a_slow_count(found: Value, made_run
             assert difference.all.low <= difference.all.mean <= difference.all.high
 
 
-def test_break_even_lies_between_the_ratios_where_the_sign_turns(found: Value) -> None:
-    (even,) = found.break_even
-    zero, *curve = found.of("wise, no labels") + found.of("wise, paced")
+def test_break_even_lies_between_the_ratios_where_the_sign_turns(labels_value: Value) -> None:
+    (even,) = labels_value.break_even
+    zero, *curve = labels_value.of("wise, no labels") + labels_value.of("wise, paced")
     at = [point.against.all.mean for point in curve if point.against is not None]
     assert zero.against is not None and zero.against.all.mean > 0 and at[0] > 0
     place = next(place for place, difference in enumerate(at) if difference < 0)
@@ -121,9 +123,9 @@ def test_the_same_method_without_labels_is_found_whatever_its_policy_takes(tmp_p
         made(tmp_path / "wise", mistakes(0.2, "wise"), options={"lr": 0.1, "slack": 1, "credit": 9}, **asks),
         made(tmp_path / "fast", mistakes(0.2, "fast"), options={"lr": 0.5}, **asks),
     ]
-    found = value(runs, replicates=10)
-    assert found.asking == ["wise, paced, lr 0.1", "wise, paced, lr 0.5"]
-    (same,), (other,) = map(found.of, found.asking)
+    labels_value = value(runs, replicates=10)
+    assert labels_value.asking == ["wise, paced, lr 0.1", "wise, paced, lr 0.5"]
+    (same,), (other,) = map(labels_value.of, labels_value.asking)
     assert same.alone is not None and same.alone.to == "wise, no labels"
     assert other.alone is None, "another learning rate is another method"
 
@@ -163,11 +165,11 @@ def test_where_every_picture_was_asked_for_nothing_is_said_of_others(tmp_path: P
     all_of_them = {number: list(range(BATCH)) for number in range(BATCHES)}
     tent = made(tmp_path / "tent", mistakes(0.6, "tent"), method="tent")
     wise = made(tmp_path / "wise", mistakes(0.1, "wise"), ratio=8, picked=all_of_them)
-    found = value([tent, wise], replicates=50)
-    (point,) = found.of("wise")
+    labels_value = value([tent, wise], replicates=50)
+    (point,) = labels_value.of("wise")
     assert point.against is not None and point.against.never_asked is None and point.error_never_asked is None
-    assert found.break_even_never_asked == () and len(found.words()) == 2
-    json.dumps(found.to_dict(), allow_nan=False)
+    assert labels_value.break_even_never_asked == () and len(labels_value.words()) == 2
+    json.dumps(labels_value.to_dict(), allow_nan=False)
 
 
 def test_seeds_of_one_experiment_stay_together_whatever_they_spent(tmp_path: Path) -> None:
@@ -195,8 +197,8 @@ def test_pairs_are_surer_than_two_runs_apart(tmp_path: Path) -> None:
         made(tmp_path / "tent", hard | mistakes(0.02, "a"), method="tent", domains=DOMAINS),
         made(tmp_path / "wise", hard, ratio=0.5, picked=every(2), domains=DOMAINS),
     ]
-    found = value(runs, replicates=300)
-    against, error = found.of("wise")[0].against, found.of("wise")[0].error
+    labels_value = value(runs, replicates=300)
+    against, error = labels_value.of("wise")[0].against, labels_value.of("wise")[0].error
     assert against is not None
     assert against.all.high - against.all.low < 0.6 * (error.high - error.low)
 
@@ -261,10 +263,10 @@ def test_intervals_hold_what_is_true_as_often_as_they_say(tmp_path: Path) -> Non
     assert held[True] >= 88 and held[False] < 60
 
 
-def test_the_same_seed_gives_the_same_intervals_another_gives_others(made_runs: list[Run], found: Value) -> None:
-    assert value(made_runs, replicates=400).to_dict() == found.to_dict()
+def test_the_same_seed_gives_the_same_intervals_another_gives_others(made_runs: list[Run], labels_value: Value) -> None:
+    assert value(made_runs, replicates=400).to_dict() == labels_value.to_dict()
     other = value(made_runs, replicates=400, seed=1)
-    assert other.best.error.mean == found.best.error.mean and other.best.error != found.best.error
+    assert other.best.error.mean == labels_value.best.error.mean and other.best.error != labels_value.best.error
 
 
 def test_streams_of_several_seeds_are_compared_within_each(tmp_path: Path) -> None:
@@ -305,7 +307,7 @@ def test_two_streams_with_other_pictures_left_are_compared_on_those(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("other", "message"),
     [
         ({"severity": 3}, "severity is 5 in the first and 3 in the second"),
         ({"protocol": "ftta"}, "protocol is 'ctta' in the first and 'ftta' in the second"),
@@ -315,11 +317,11 @@ def test_two_streams_with_other_pictures_left_are_compared_on_those(tmp_path: Pa
         ({"domains": ["fog"] * 13 + ["snow"] * 11}, "saw other pictures or another order"),
     ],
 )
-def test_runs_over_different_streams_are_refused(tmp_path: Path, other: dict[str, Any], said: str) -> None:
+def test_runs_over_different_streams_are_refused(tmp_path: Path, other: dict[str, Any], message: str) -> None:
     tent = made(tmp_path / "tent", mistakes(0.3, "tent"), method="tent", domains=DOMAINS)
     fields = {"ratio": 0.5, "picked": every(2), "domains": DOMAINS, **other}
     wise = made(tmp_path / "wise", mistakes(0.2, "wise"), **fields)
-    with pytest.raises(errors.DataError, match=said) as raised:
+    with pytest.raises(errors.DataError, match=message) as raised:
         value([tent, wise])
     assert str(tmp_path / "tent") in str(raised.value) and str(tmp_path / "wise") in str(raised.value)
 
@@ -395,12 +397,12 @@ def test_a_teacher_is_neither_the_baseline_nor_a_person(tmp_path: Path) -> None:
         made(tmp_path / "cema", mistakes(0.01, "cema"), method="cema", teacher="digits"),
         made(tmp_path / "wise", mistakes(0.2, "wise"), ratio=0.5, picked=every(2)),
     ]
-    found = value(runs, replicates=10)
-    assert found.baseline == "tent" and found.asking == ["wise"]
-    assert any("cema (by a teacher)" in line[0] for line in found.table()[1])
+    labels_value = value(runs, replicates=10)
+    assert labels_value.baseline == "tent" and labels_value.asking == ["wise"]
+    assert any("cema (by a teacher)" in line[0] for line in labels_value.table()[1])
 
 
-def test_a_bundle_gives_the_same_answer_as_the_folders(tmp_path: Path, found: Value) -> None:
+def test_a_bundle_gives_the_same_answer_as_the_folders(tmp_path: Path, labels_value: Value) -> None:
     some(tmp_path / "runs")
     read.bundle([tmp_path / "runs"], tmp_path / "runs.zip", queries=False)
     bundled = value(read.find([tmp_path / "runs.zip"]).runs, replicates=400)
@@ -410,16 +412,16 @@ def test_a_bundle_gives_the_same_answer_as_the_folders(tmp_path: Path, found: Va
 
 def test_the_documented_table_is_what_the_documented_runs_give() -> None:
     folder = Path(__file__).parents[2] / "docs" / "results" / "value"
-    found = value(read.find([folder / "digits.zip"]).runs)
-    assert found.markdown() == (folder / "digits" / "table.md").read_text()
+    labels_value = value(read.find([folder / "digits.zip"]).runs)
+    assert labels_value.markdown() == (folder / "digits" / "table.md").read_text()
 
 
-def test_whiskers_end_where_the_intervals_do(found: Value, tmp_path: Path) -> None:
-    point = found.of(found.asking[0])[-1]
-    series = next(one for one in found.figure().panels[0].series if one.name == point.method)
+def test_whiskers_end_where_the_intervals_do(labels_value: Value, tmp_path: Path) -> None:
+    point = labels_value.of(labels_value.asking[0])[-1]
+    series = next(one for one in labels_value.figure().panels[0].series if one.name == point.method)
     assert series.ends[-1] == (point.error.low, point.error.high)
-    said = f"{point.error.mean:.4g} [{point.error.low:.4g}, {point.error.high:.4g}]"
-    assert said in found.figure().html()
+    tooltip = f"{point.error.mean:.4g} [{point.error.low:.4g}, {point.error.high:.4g}]"
+    assert tooltip in labels_value.figure().html()
     # Where an interval lies beside what was observed, it is drawn as far as it goes.
     beside = Figure("a", [Panel("b", "lines", "x", "y", [Series("c", [0.0], [1.0], ends=[(1.5, 2.0)])])])
     assert beside.write(tmp_path, "beside")[0].exists()

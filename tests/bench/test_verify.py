@@ -18,9 +18,7 @@ from bench.made import with_head
 from typer.testing import CliRunner
 
 from wise_atta import cli, errors
-from wise_atta.bench import engines, studies
-from wise_atta.bench import run as runs
-from wise_atta.bench import spread as spread_module
+from wise_atta.bench import engines, run as runs, spread as spread_module, studies
 from wise_atta.bench.experiment import CARD_VERSION, Experiment, read_cards, read_mapping
 from wise_atta.bench.nudges import summarise
 from wise_atta.bench.record import claimed, write_cards, write_json
@@ -121,8 +119,10 @@ def test_a_card_without_a_spread_promises_nothing_elsewhere_and_is_not_said_to_b
     del there["spread"], there["first_batch"]
     verdict = verify(there)
     assert not verdict.holds and not verdict.broken
-    said = str(verdict)
-    assert "cannot be told" in said and "no spread" in said and "no logits" in said and "does not hold" not in said
+    output = str(verdict)
+    assert (
+        "cannot be told" in output and "no spread" in output and "no logits" in output and "does not hold" not in output
+    )
 
 
 def test_small_logits_are_compared_by_their_own_size() -> None:
@@ -167,9 +167,9 @@ def bare(card: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_spread_is_that_of_nudged_runs(card: dict[str, Any]) -> None:
-    found = card["spread"]
-    assert found["errors"] == [once(ONE, nudge=number)["results"]["error"] for number in (1, 2, 3)]
-    assert found["low"] <= min(found["errors"]) <= max(found["errors"]) <= found["high"]
+    spread = card["spread"]
+    assert spread["errors"] == [once(ONE, nudge=number)["results"]["error"] for number in (1, 2, 3)]
+    assert spread["low"] <= min(spread["errors"]) <= max(spread["errors"]) <= spread["high"]
     with pytest.raises(errors.BadConfig, match="two runs"):
         measured(card, runs=1)
 
@@ -233,8 +233,8 @@ def test_runs_that_are_kept_are_not_made_again(
 def test_a_kept_error_is_held_to_the_card_like_one_just_found(card: dict[str, Any], tmp_path: Path) -> None:
     assert measured(card, runs=3, kept=tmp_path) == card["spread"]
     false = changed(card, "results", "error", value=card["results"]["error"] + 0.01)
-    (_, refused), (_, found) = measure([false, card], runs=3, kept=tmp_path)
-    assert isinstance(refused, errors.DataError) and "not at" in str(refused) and found == card["spread"]
+    (_, refused), (_, spread) = measure([false, card], runs=3, kept=tmp_path)
+    assert isinstance(refused, errors.DataError) and "not at" in str(refused) and spread == card["spread"]
     elsewhere = changed(false, "provenance", "versions", "torch", value="1.0")
     assert "low" in measured(elsewhere, runs=3, kept=tmp_path), "there it may come out otherwise"
 
@@ -291,9 +291,9 @@ def test_a_file_that_cannot_be_written_costs_no_other_its_spread(
 
 def test_a_run_that_cannot_be_made_leaves_out_its_card_alone(card: dict[str, Any], tmp_path: Path) -> None:
     lost = changed(bare(card), "experiment", "data", value="pacs")
-    (_, why), (whole, found) = measure([lost, card], runs=3, data=tmp_path)
+    (_, why), (whole, spread) = measure([lost, card], runs=3, data=tmp_path)
     assert isinstance(why, errors.DataError) and str(why).startswith(f"{card['digest']}: ")
-    assert whole is card and found == card["spread"]
+    assert whole is card and spread == card["spread"]
 
 
 def test_a_run_that_memory_does_not_suffice_for_costs_no_other_its_spread(
@@ -306,9 +306,9 @@ def test_a_run_that_memory_does_not_suffice_for_costs_no_other_its_spread(
 
     monkeypatch.setattr(spread_module, "once", run_out)
     large = changed(bare(card), "experiment", "seed", value=5) | {"digest": "f" * 12}
-    (_, why), (_, found) = measure([large, card], runs=3, kept=tmp_path)
+    (_, why), (_, spread) = measure([large, card], runs=3, kept=tmp_path)
     assert "ffffffffffff failed: OutOfMemoryError: out of memory. Try fewer jobs" in str(why)
-    assert found == card["spread"]
+    assert spread == card["spread"]
 
 
 def test_a_spread_reaches_to_the_run_itself_where_that_comes_out_the_same(
@@ -332,17 +332,19 @@ def test_a_card_borrows_the_width_of_a_spread_from_another_seed(card: dict[str, 
     width = card["spread"]["high"] - card["spread"]["low"]
     sister, stranger = other("a" * 12, seed=41), other("b" * 12, seed=41, ratio=0.1)
     assert borrowed([card, sister]) == {}, "three runs are too few to lend"
-    found = borrowed([card, sister, stranger], runs=3)
+    spreads = borrowed([card, sister, stranger], runs=3)
     error = card["results"]["error"]
-    assert list(found) == ["a" * 12]
-    assert found["a" * 12] == {"nudge": 1e-7, "of": card["digest"], "low": error - width, "high": error + width}
+    assert list(spreads) == ["a" * 12]
+    assert spreads["a" * 12] == {"nudge": 1e-7, "of": card["digest"], "low": error - width, "high": error + width}
     write_cards(tmp_path / "cards.json", [card, sister, stranger])
     done = CliRunner().invoke(cli.app, ["spread", str(tmp_path), "--borrow", "--runs", "3"])
     assert done.exit_code == 0 and "2 of 3 cards have a spread" in done.stdout
     kept = read_cards(tmp_path)
-    assert kept == [card, sister | {"spread": found["a" * 12]}, stranger]
-    assert borrowed(kept, runs=3) == found, "what was borrowed is lent to nobody, and is borrowed anew"
-    far = changed({**card, "spread": {**found["a" * 12], "low": 0.0, "high": 0.1}}, "provenance", "device", value="xpu")
+    assert kept == [card, sister | {"spread": spreads["a" * 12]}, stranger]
+    assert borrowed(kept, runs=3) == spreads, "what was borrowed is lent to nobody, and is borrowed anew"
+    far = changed(
+        {**card, "spread": {**spreads["a" * 12], "low": 0.0, "high": 0.1}}, "provenance", "device", value="xpu"
+    )
     assert f"as wide as that of {card['digest']}" in str(verify(far))
     both = CliRunner().invoke(cli.app, ["spread", str(tmp_path), "--borrow", "--from", str(tmp_path / "cards.json")])
     assert both.exit_code != 0 and "give one" in str(both.exception)
@@ -497,8 +499,8 @@ def test_what_is_no_card_is_named_and_not_run(card: dict[str, Any], tmp_path: Pa
     write_json(tmp_path / "card.json", {**card, part: value})
     for command in (["verify"], ["spread", "--borrow"]):
         done = CliRunner().invoke(cli.app, [*command, str(tmp_path / "card.json")])
-        said = done.output + str(done.exception)
-        assert "is not a run card" in said and ("error" if value == {"error": "high"} else part) in said
+        output = done.output + str(done.exception)
+        assert "is not a run card" in output and ("error" if value == {"error": "high"} else part) in output
 
 
 @pytest.mark.parametrize("kind", ["bundle", "list"])

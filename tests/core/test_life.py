@@ -7,8 +7,7 @@ from typing import Any
 
 from core import nets
 from core.checks import same, saved
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from wise_atta import CANT_TELL, SKIP, Adapter, adapt, errors

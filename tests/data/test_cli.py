@@ -43,8 +43,8 @@ def test_check_ends_well_or_with_one(root: Path) -> None:
     (root / "mine" / "cat" / "0.jpg").write_bytes(b"")
     text = run("check", "tree:mine", "--data", root, code=1)
     assert "PROBLEM" in text and "cat/0.jpg" in text and "1 problems" in text
-    found = json.loads(run("check", "tree:mine", "--data", root, "--json", code=1))
-    assert found["pictures"] == 4 and len(found["problems"]) == 1
+    printed = json.loads(run("check", "tree:mine", "--data", root, "--json", code=1))
+    assert printed["pictures"] == 4 and len(printed["problems"]) == 1
 
 
 def test_make_writes_a_set_that_can_be_checked(root: Path) -> None:

@@ -23,7 +23,7 @@ from wise_atta.cli import app
 def test_one_command_runs_a_published_benchmark(
     imagenet_folder: Path, tmp_path: Path, data: str, domains: str, model: str
 ) -> None:
-    given = [
+    arguments = [
         "run",
         "--dataset",
         data,
@@ -36,10 +36,10 @@ def test_one_command_runs_a_published_benchmark(
         "--policy",
         "uniform",
     ]
-    given += ["--ratio", "0.5", "--batch", "2", "--limit", "4", "--protocol", "ftta", "--device", "cpu", "--json"]
-    given += ["--data", str(imagenet_folder), "--out", str(tmp_path / "run")]
-    given += ["--domains", domains] if domains else []
-    result = CliRunner().invoke(app, given, catch_exceptions=False)
+    arguments += ["--ratio", "0.5", "--batch", "2", "--limit", "4", "--protocol", "ftta", "--device", "cpu", "--json"]
+    arguments += ["--data", str(imagenet_folder), "--out", str(tmp_path / "run")]
+    arguments += ["--domains", domains] if domains else []
+    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     card = json.loads(result.stdout)
     batches = card["results"]["batches"]

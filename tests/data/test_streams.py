@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch.utils.data import IterableDataset
 
 from wise_atta import errors, rng
 from wise_atta.data import StreamSpec, from_iterable, open_stream
+from wise_atta.data.arrangement import ORDERS, arrange, correlate
 from wise_atta.data.streams import PictureStream
-from wise_atta.stream import ORDERS, Batch, arrange, correlate
+from wise_atta.stream import Batch
 
 SPECS = [
     StreamSpec(data="tree:tree+c", batch=5, limit=6, domains=("fog", "gaussian_noise")),
@@ -115,11 +115,11 @@ def test_a_sample_looks_the_same_in_any_stream(root: Path) -> None:
     """Its pixels depend on the sample and the seed, not on the batch, the protocol or the other domains."""
 
     def pixels(spec: StreamSpec) -> dict[str, torch.Tensor]:
-        found = {}
+        by_id = {}
         for batch in open_stream(spec, root)[0]:
             assert isinstance(batch.inputs, torch.Tensor)
-            found.update(zip(batch.ids or (), batch.inputs, strict=True))
-        return found
+            by_id.update(zip(batch.ids or (), batch.inputs, strict=True))
+        return by_id
 
     alone = pixels(StreamSpec(data="tree:tree+c", domains=("snow",), batch=1))
     mixed = pixels(StreamSpec(data="tree:tree+c", domains=("snow", "fog"), protocol="mixed", batch=7))

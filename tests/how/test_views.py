@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms import functional as torchvision
+from torchvision.transforms import InterpolationMode, functional as torchvision
 
 from wise_atta import errors
 from wise_atta.how import Augment, LikelihoodRatio, TeacherStudent

@@ -225,6 +225,11 @@ def test_an_option_of_a_part_that_came_as_an_object_is_refused() -> None:
         wa.methods.eatta(selector=what.Margin(), sigma=0.1)
 
 
+def test_a_part_without_a_registry_is_given_as_an_object() -> None:
+    with pytest.raises(wa.errors.BadConfig, match="update='Descend': give an object"):
+        wa.methods.get("tent", update="Descend")
+
+
 def test_options_reach_every_part_that_has_them() -> None:
     made = wa.methods.cema(teacher=small.net(), below=0.3, momentum=0.5, lr=0.1, teacher_lr=0.2, seed=4, ratio=1)
     parts = made.update, made.update.tutor, made.selector

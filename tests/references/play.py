@@ -47,6 +47,8 @@ RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {
 # The learning rate of each optimizer, as scenarios name it; momenta, betas and ε are the same for all of a method.
 RATES = {"optimizer": "lr", "teacher_optimizer": "teacher_lr", "supervised": "supervised_lr"}
 ADAM = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
+# What says which tensors adapt, what the optimizer is, and draws that only some presets make.
+IGNORED = ("frozen", "whole", "optimizer", "momentum", "nesterov", "noise")
 WITH_ADAM = ("tent", "eta", "eata", "cotta", "roid", "hiltta")
 
 
@@ -124,6 +126,10 @@ class Reference:
                 arguments[name] = _optimizer(parameter.default, given, RATES[name])
         if {"frozen", "whole"} & set(given) and "adapt" in parameters:
             arguments["adapt"] = partial(_adapted, frozen=given.get("frozen", ()), whole=given.get("whole", ()))
+
+        known = {*parameters, *_fields(program), *RATES.values(), *ADAM, *IGNORED}
+        unknown = {name for name in given if not {name, RENAMED.get(name, (name,))[0]} & known}
+        assert not unknown, f"{self.name} has no {sorted(unknown)}"
 
         asked: list[int] = []
         if labels is not None:

@@ -454,3 +454,10 @@ def test_wise_with_its_options_left_alone_is_the_shipped_one(name: str) -> None:
     kwargs = scenarios("wise")[name]
     option = {"pull": 0.0} if "preset" not in kwargs else {"class_rule": True}
     assert gap(play("wise", {**kwargs, **option}), played("wise", name)) < 1e-13
+
+
+def test_the_published_tensors_are_those_that_the_scenario_names() -> None:
+    kwargs = scenario("eatta", "published tensors")
+    frozen_and_whole = play("eatta", kwargs)
+    named = {k: v for k, v in kwargs.items() if k not in ("frozen", "whole")}
+    assert gap(play("eatta", {**named, "adapt": eatta.published_tensors}), frozen_and_whole) == 0.0

@@ -183,7 +183,17 @@ PROGRAMS = {"paper": paper, "authors": authors}
 
 # What the shipped programs do not have, by the names of the scenarios.
 OPTIONS = {
-    "paper": set("head_weight head_part block supervise_norm only_selected pull perturbed_first class_rule".split())
-    | {"frozen", "whole"},
-    "authors": {"head_part", "supervise_norm", "only_selected", "class_rule", "entropy"},
+    "paper": {
+        "block",
+        "class_rule",
+        "frozen",
+        "head_part",
+        "head_weight",
+        "only_selected",
+        "perturbed_first",
+        "pull",
+        "supervise_norm",
+        "whole",
+    },
+    "authors": {"class_rule", "entropy", "head_part", "only_selected", "supervise_norm"},
 }

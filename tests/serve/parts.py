@@ -18,8 +18,7 @@ from torch import nn
 from wise_atta import rng
 from wise_atta.data.models import SourceModel
 from wise_atta.serve import ledger as db
-from wise_atta.serve.batcher import Job
-from wise_atta.serve.batcher import Reply as Served
+from wise_atta.serve.batcher import Job, Reply as Served
 from wise_atta.serve.config import Settings
 from wise_atta.serve.service import LiveStream, Service
 from wise_atta.serve.state import State

@@ -28,8 +28,7 @@ from starlette.types import Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from wise_atta import errors
-from wise_atta.serve import auth, cli
-from wise_atta.serve import ledger as db
+from wise_atta.serve import auth, cli, ledger as db
 from wise_atta.serve.config import Limits
 from wise_atta.serve.middleware import Patient, RequestFilter
 from wise_atta.serve.uploads import read_npy
@@ -80,8 +79,8 @@ def test_whatever_numpy_writes_is_read(dtype: str, order: Any) -> None:
     array = np.asarray(np.arange(24).reshape(2, 3, 4, 1), dtype=dtype, order=order)
     buffer = io.BytesIO()
     np.save(buffer, array)
-    found = read_npy(buffer.getvalue(), 24)
-    assert found.dtype == array.dtype and np.array_equal(found, array)
+    read = read_npy(buffer.getvalue(), 24)
+    assert read.dtype == array.dtype and np.array_equal(read, array)
 
 
 class Cycle:
@@ -239,8 +238,8 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("first", [b"", b"GET /a HTTP/1.1\r\nHost: localhost\r\n\r\n"], ids=["at once", "later"])
-@pytest.mark.parametrize("said", [b"", b"GET /a HT"], ids=["nothing", "half"])
-def test_whoever_never_ends_a_request_is_hung_up_on(monkeypatch: pytest.MonkeyPatch, first: bytes, said: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"", b"GET /a HT"], ids=["nothing", "half"])
+def test_whoever_never_ends_a_request_is_hung_up_on(monkeypatch: pytest.MonkeyPatch, first: bytes, sent: bytes) -> None:
     monkeypatch.setattr(Patient, "patience", 0.2)
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -260,7 +259,7 @@ def test_whoever_never_ends_a_request_is_hung_up_on(monkeypatch: pytest.MonkeyPa
         caller.sendall(first)
         while first and not heard.endswith(b"ok"):
             heard += caller.recv(1000)
-        caller.sendall(said)
+        caller.sendall(sent)
         assert caller.recv(1000) == b""
     server.should_exit = True
     thread.join(30)
@@ -302,8 +301,8 @@ class Line(asyncio.Transport):
         self.ended = "aborted"
         self.protocol.connection_lost(None)
 
-    def call_later(self, delay: float, work: Callable[..., None], *given: Any) -> asyncio.Handle:
-        handle = asyncio.Handle(work, given, self)  # type: ignore[arg-type]
+    def call_later(self, delay: float, work: Callable[..., None], *arguments: Any) -> asyncio.Handle:
+        handle = asyncio.Handle(work, arguments, self)  # type: ignore[arg-type]
         self.timers[handle] = None
         return handle
 
@@ -392,10 +391,10 @@ def test_one_large_call_cannot_teach_many_lies(tmp_path: Path) -> None:
             post(client, number, **boss)
         settled(service)
         for headers, wrong in ((good, 0), (bad, 1)):
-            found = client.get("/queries?limit=30", headers=headers).json()["queries"]
-            said = [{"query": q["query"], "label": (q["guesses"][0]["label"] + wrong) % 4} for q in found]
-            taken = client.post("/answers", json={"answers": said}, headers=headers).json()
-            assert len(said) == 30 and taken == {"taken": 0 if wrong else 30, "held": 30 if wrong else 0}
+            questions = client.get("/queries?limit=30", headers=headers).json()["queries"]
+            answers = [{"query": q["query"], "label": (q["guesses"][0]["label"] + wrong) % 4} for q in questions]
+            taken = client.post("/answers", json={"answers": answers}, headers=headers).json()
+            assert len(answers) == 30 and taken == {"taken": 0 if wrong else 30, "held": 30 if wrong else 0}
 
 
 PEOPLE = (("boss", "admin"), ("good", "annotator"), ("bad", "annotator"))

@@ -155,9 +155,9 @@ class Person:
             !== other && document.querySelector("#picture:not(.loading)")?.naturalWidth > 0""",
             arg=other_than,
         )
-        found = self.page.get_attribute("#work", "data-question")
-        assert isinstance(found, str)
-        return found
+        question = self.page.get_attribute("#work", "data-question")
+        assert isinstance(question, str)
+        return question
 
     def press(self, *keys: str) -> None:
         for key in keys:
@@ -492,7 +492,7 @@ def test_a_key_that_is_held_down_answers_once_and_keys_can_be_turned_off(browser
 
 def contrasts(page: Any) -> dict[str, float]:
     """Contrast of each colour of text with each ground that it stands on, as WCAG defines it."""
-    found = page.evaluate(
+    ratios = page.evaluate(
         """() => {
           const probe = document.body.appendChild(document.createElement("i"));
           const light = (name) => {
@@ -513,8 +513,8 @@ def contrasts(page: Any) -> dict[str, float]:
           }));
         }"""
     )
-    assert isinstance(found, dict)
-    return found
+    assert isinstance(ratios, dict)
+    return ratios
 
 
 @pytest.mark.parametrize("hand", ["mouse", "finger"])
@@ -567,14 +567,15 @@ def test_the_dashboard_shows_accuracy_from_the_audit_alone_events_and_each_strea
             for query in admin.queries(limit=50).queries:
                 admin.answer(query, query.guesses[0].label if query.query.endswith(("1", "2")) else 0)
             here.send()
-            found = admin.stream().accuracy
-            assert found is not None and 0 < found.right < found.total
+            accuracy = admin.stream().accuracy
+            assert accuracy is not None and 0 < accuracy.right < accuracy.total
             admin.reset()
             here.send()
         eve.later(3)
-        eve.sees("#tile-accuracy .big", f"{100 * found.share:.1f} %")
+        eve.sees("#tile-accuracy .big", f"{100 * accuracy.share:.1f} %")
         eve.sees(
-            "#tile-accuracy .sub", f"{100 * found.low:.1f} % – {100 * found.high:.1f} % from {found.total} audited"
+            "#tile-accuracy .sub",
+            f"{100 * accuracy.low:.1f} % – {100 * accuracy.high:.1f} % from {accuracy.total} audited",
         )
         eve.sees("#events", "Reset to the source by eve")
         eve.sees("#events", "Started")

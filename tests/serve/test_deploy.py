@@ -32,8 +32,8 @@ def steps() -> list[tuple[str, str]]:
 
 
 def only(name: str) -> str:
-    (found,) = [rest for step, rest in steps() if step == name]
-    return found
+    (rest_of_step,) = [rest for step, rest in steps() if step == name]
+    return rest_of_step
 
 
 def check_serve(words: list[str]) -> None:
@@ -168,7 +168,7 @@ def test_commands_on_the_pages_are_commands(page: str) -> None:
             current: click.Command = command
             rest = words[2:]
             while isinstance(current, click.Group):
-                found = current.get_command(context, rest.pop(0))
-                assert found is not None, words
-                current = found
+                inner = current.get_command(context, rest.pop(0))
+                assert inner is not None, words
+                current = inner
             current.make_context(current.name, list(rest))

@@ -28,9 +28,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from torch import Tensor, nn
 
 from wise_atta import errors
-from wise_atta.serve import learner, state, trust
-from wise_atta.serve import ledger as db
-from wise_atta.serve import service as service_module
+from wise_atta.serve import learner, ledger as db, service as service_module, state, trust
 from wise_atta.serve.batcher import Job, Stopping
 from wise_atta.serve.retention import backup, prune, restore
 from wise_atta.serve.service import LiveStream, Service
@@ -50,8 +48,8 @@ class Odd(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.greedy.is_set() and threading.current_thread().name.startswith("learner"):
             torch.empty(2**60)
-        found: Tensor = self.net(x / x.std(dim=(1, 2, 3), keepdim=True) if self.contrast else x)
-        return found.squeeze() if self.squeeze else found
+        logits: Tensor = self.net(x / x.std(dim=(1, 2, 3), keepdim=True) if self.contrast else x)
+        return logits.squeeze() if self.squeeze else logits
 
 
 def odd_service(folder: Path, **kind: bool) -> Service:
@@ -209,8 +207,8 @@ def test_questions_of_a_batch_that_cannot_be_learned_are_asked_and_charged(tmp_p
         name = session.scalars(select(db.Question.id)).first()
     assert name is not None
     # A late label is learned in a batch of its own, which this model cannot take.
-    write, said = trust.answer, [trust.Said("default", name, 1)]
-    (event_,) = service.ledger.write(lambda s: write(s, "ann", said, 4)).result(30)
+    write, submitted = trust.answer, [trust.Submission("default", name, 1)]
+    (event_,) = service.ledger.write(lambda s: write(s, "ann", submitted, 4)).result(30)
     stream.learner.feed(event_)
     for number in range(4, 8):
         send(stream, number)
@@ -486,7 +484,7 @@ def test_what_kills_left_of_large_checkpoints_goes_at_the_next_start(
 
 def test_the_labels_of_somebody_who_gave_many_can_be_revoked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(tmp_path, database=in_file(tmp_path), checkpoint_events=7, **EVERY) as (client, service):
-        said = fill(client, service, bad=True)
+        answered = fill(client, service, bad=True)
 
         @event.listens_for(service.ledger._writing, "begin")
         def few(connection: Any) -> None:
@@ -495,7 +493,7 @@ def test_the_labels_of_somebody_who_gave_many_can_be_revoked(tmp_path: Path, mon
         monkeypatch.setattr(db, "_NAMES", 10)
         boss = service.boss  # type: ignore[attr-defined]
         done = client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss)
-        assert done.status_code == 200 and done.json()["answers"] == len(said["bad"]) > 19
+        assert done.status_code == 200 and done.json()["answers"] == len(answered["bad"]) > 19
 
 
 # -- a full disk -----------------------------------------------------------------------------------------------------

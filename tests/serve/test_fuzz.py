@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies
-from serve.parts import pictures, small_model
-from serve.parts import settings as service_settings
+from serve.parts import pictures, settings as service_settings, small_model
 from serve.web import npy, png, post
 from starlette.testclient import TestClient
 
@@ -40,13 +39,13 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     folder: Path = tmp_path_factory.mktemp("fuzz")
     service = Service(small_model(), service_settings(folder))
     app = create_app(service, loopback=True)
-    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as found:
-        before = post(found, 0)["predictions"]
-        yield found
+    with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as test_client:
+        before = post(test_client, 0)["predictions"]
+        yield test_client
         # Still right afterwards, and still learning.
-        assert service.healthy and found.get("/healthz").status_code == 200
-        found.post("/streams/default/reset")
-        assert len(post(found, 0)["predictions"]) == len(before) == len(pictures(0))
+        assert service.healthy and test_client.get("/healthz").status_code == 200
+        test_client.post("/streams/default/reset")
+        assert len(post(test_client, 0)["predictions"]) == len(before) == len(pictures(0))
 
 
 def well(reply: Any) -> None:

@@ -16,8 +16,7 @@ from sqlalchemy import func, select
 from typer.testing import CliRunner
 
 from wise_atta import errors
-from wise_atta.serve import cli
-from wise_atta.serve import ledger as db
+from wise_atta.serve import cli, ledger as db
 from wise_atta.serve.auth import Gate
 from wise_atta.serve.retention import close_old, export, prune
 from wise_atta.serve.service import Service

@@ -43,8 +43,8 @@ def test_a_label_past_the_limit_stays_charged_is_never_learned_and_no_crash_chan
 
 
 def test_the_adapter_of_a_stream_has_what_was_set_about_late_labels(tmp_path: Path) -> None:
-    given = settings(tmp_path, context="source", late_weight=30.0, late_limit=200)
-    questions = build(small_model(), given).questions
+    chosen = settings(tmp_path, context="source", late_weight=30.0, late_limit=200)
+    questions = build(small_model(), chosen).questions
     assert (questions.context, questions.late_weight, questions.late_limit) == ("source", 30.0, 200)
     with pytest.raises(errors.BadConfig, match="late_weight"):
         build(small_model(), settings(tmp_path, late_weight=0.0))

@@ -50,7 +50,7 @@ def test_a_refusal_is_told_by_its_status_and_a_lost_call_by_its_error(benchmark:
     with ThreadingHTTPServer(("127.0.0.1", 0), _Moody) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
-        said = [benchmark.ask(connection, body) for body in (b"200", b"429", b"0", b"503", b"200")]
+        refusals = [benchmark.ask(connection, body) for body in (b"200", b"429", b"0", b"503", b"200")]
         connection.close()
         server.shutdown()
-    assert said == [None, "429: why?", "RemoteDisconnected", "503: why?", None]
+    assert refusals == [None, "429: why?", "RemoteDisconnected", "503: why?", None]

@@ -94,7 +94,7 @@ def process(tmp_path: Path) -> Iterator[Process]:
 def from_document(process: Process, count: int) -> None:
     """Requests that break what the OpenAPI document says about each call, and some that keep to it."""
     schema = schemathesis.openapi.from_url(f"{process.url}/openapi.json")
-    calls = [call for found in schema.get_all_operations() if takes_anything(call := found.ok())]
+    calls = [call for operation in schema.get_all_operations() if takes_anything(call := operation.ok())]
     for call in calls:
         send_like(process, call, GenerationMode.NEGATIVE, round(0.8 * count / len(calls)))
         send_like(process, call, GenerationMode.POSITIVE, round(0.2 * count / len(calls)))
@@ -172,8 +172,8 @@ def at_source(client: httpx.Client) -> list[Any]:
     client.get("/digest")  # answered between two events, so that the reset is done
     reply = client.post("/predict", content=npy(0), headers={"content-type": "application/x-npy"})
     client.get("/digest")
-    found: list[Any] = reply.json()["predictions"]
-    return found
+    predictions: list[Any] = reply.json()["predictions"]
+    return predictions
 
 
 def twin(folder: Path) -> State:

@@ -41,16 +41,16 @@ def live(client: TestClient, service: Service, *, liar: bool) -> dict[str, dict[
         for name in ("honest", "liar"):
             silent = name == "liar" and not liar
             headers = people[name]
-            found = client.get(f"/queries?limit={50 if silent else 2}", headers=headers).json()["queries"]
+            questions = client.get(f"/queries?limit={50 if silent else 2}", headers=headers).json()["queries"]
             if silent:
                 continue
             answers = []
-            for query in found:
+            for query in questions:
                 shown = Image.open(io.BytesIO(client.get(query["picture"], headers=headers).content))
                 (label,) = truth(np.asarray(shown.convert("L"))[None])
                 answers.append({"query": query["query"], "label": (label + (name == "liar")) % 4})
             reply = client.post("/answers", json={"answers": answers}, headers=headers)
-            assert len(found) == 2 and reply.status_code == 200, reply.text
+            assert len(questions) == 2 and reply.status_code == 200, reply.text
     post(client, ROUNDS, **people["boss"])
     settled(service)
     return people
@@ -76,8 +76,8 @@ def take_back(client: TestClient, service: Service, boss: dict[str, str]) -> dic
     done = client.post("/streams/default/revoke", json={"by": "liar"}, headers=boss).json()
     assert done["answers"] == 2 * ROUNDS - len(held)
     settled(service)
-    found: dict[str, Any] = done
-    return found
+    revoked: dict[str, Any] = done
+    return revoked
 
 
 def learned_by(service: Service) -> set[str]:

@@ -23,15 +23,15 @@ from sqlalchemy import create_engine, text
 HERE = Path(__file__).parent
 TESTS = [
     f"test_{name}.py"
-    for name in ("service", "failing", "people", "revoke", "poison", "keeping", "late", "web", "fuzz", "attack")
+    for name in ("service", "failing", "trust", "revoke", "poison", "keeping", "late", "web", "fuzz", "attack")
 ]
 
 
 def programs() -> Path | None:
     """The folder of PostgreSQL's programs, the newest if there are several."""
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
-    given = shutil.which("initdb")
-    return found[-1].parent if found else Path(given).parent if given else None
+    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    on_path = shutil.which("initdb")
+    return installed[-1].parent if installed else Path(on_path).parent if on_path else None
 
 
 @pytest.fixture

@@ -48,8 +48,8 @@ def test_a_service_started_from_the_terminal_goes_on_where_it_stopped(tmp_path: 
                 for number in range(10):
                     shape = (4, 32, 32, 1)
                     pictures = rng.numpy(0, "digits", 10 * start + number).integers(0, 256, shape, dtype=np.uint8)
-                    found = client.predict(pictures)
-                assert found.predictions[0].name.startswith("digit ")
+                    reply = client.predict(pictures)
+                assert reply.predictions[0].name.startswith("digit ")
                 while client.stream().learned < 10:
                     assert time.monotonic() < deadline
                     time.sleep(0.05)

@@ -28,8 +28,8 @@ def say(service: Service, client: TestClient, who: dict[str, str], label: int) -
     newest = select(db.Question.id).where(db.Question.state == "open").order_by(db.Question.seq.desc()).limit(1)
     with service.ledger.read() as session:
         name = session.scalars(newest).one()
-    said = client.post("/answers", json={"answers": [{"query": name, "label": label}]}, headers=who)
-    assert said.json() == {"taken": 1, "held": 0}
+    reply = client.post("/answers", json={"answers": [{"query": name, "label": label}]}, headers=who)
+    assert reply.json() == {"taken": 1, "held": 0}
     return name
 
 
@@ -37,25 +37,25 @@ def fill(client: TestClient, service: Service, *, bad: bool) -> dict[str, list[s
     """Ten batches; two people answer after each of them, one of them wrongly or not at all."""
     boss = token(service, "boss", "admin")
     people = {name: token(service, name, "annotator") for name in ("good", "bad")}
-    said: dict[str, list[str]] = {"good": [], "bad": []}
+    answered: dict[str, list[str]] = {"good": [], "bad": []}
     for number in range(10):
         post(client, number, **boss)
         settled(service)
         for name, headers in people.items():
             silent = name == "bad" and not bad
             # Whoever says nothing holds on to what is left, so that the other one gets the same questions.
-            found = client.get(f"/queries?limit={50 if silent else 2}", headers=headers).json()["queries"]
-            if silent or not found:
+            questions = client.get(f"/queries?limit={50 if silent else 2}", headers=headers).json()["queries"]
+            if silent or not questions:
                 continue
             answers = [
-                {"query": q["query"], "label": (int(q["query"].split("-")[1]) + (name == "bad")) % 4} for q in found
+                {"query": q["query"], "label": (int(q["query"].split("-")[1]) + (name == "bad")) % 4} for q in questions
             ]
             assert client.post("/answers", json={"answers": answers}, headers=headers).status_code == 200
-            said[name] += [q["query"] for q in found]
+            answered[name] += [q["query"] for q in questions]
     post(client, 10, **boss)
     settled(service)
     service.boss = boss  # type: ignore[attr-defined]
-    return said
+    return answered
 
 
 def learned_part(service: Service) -> dict[str, Any]:
@@ -65,15 +65,15 @@ def learned_part(service: Service) -> dict[str, Any]:
 
 def test_while_the_log_reaches_back_the_state_is_as_if_the_labels_had_never_come(tmp_path: Path) -> None:
     with running(tmp_path / "a", keep_log=1, checkpoint_events=7, **EVERY) as (client, service):
-        said = fill(client, service, bad=True)
+        answered = fill(client, service, bad=True)
         poisoned = learned_part(service)
         done = client.post("/streams/default/revoke", json={"by": "bad"}, headers=service.boss).json()  # type: ignore[attr-defined]
-        assert done["exact"] and done["answers"] == len(said["bad"]) > 10
+        assert done["exact"] and done["answers"] == len(answered["bad"]) > 10
         clean = learned_part(service)
         account = service.streams["default"].state.spent
         with service.ledger.read() as session:
-            assert {row.query for row in session.scalars(select(db.Learned))} == set(said["good"])
-            for name in said["bad"]:
+            assert {row.query for row in session.scalars(select(db.Learned))} == set(answered["good"])
+            for name in answered["bad"]:
                 row = session.get(db.Question, ("default", name))
                 assert row is not None and row.state == "open"
         settled(service)
@@ -88,14 +88,14 @@ def test_while_the_log_reaches_back_the_state_is_as_if_the_labels_had_never_come
 
 def test_questions_stay_as_asked_even_where_another_history_would_have_asked_others(tmp_path: Path) -> None:
     with running(tmp_path, keep_log=1, ratio=0.6, audit=0.2, options={"labels": 2}) as (client, service):
-        said = fill(client, service, bad=True)
+        answered = fill(client, service, bad=True)
         before = service.streams["default"].state.state_dict()["adapter"]
         assert client.post("/streams/default/revoke", json={"by": "bad"}, headers=service.boss).json()["exact"]  # type: ignore[attr-defined]
         after = service.streams["default"].state.state_dict()["adapter"]
         same(before["policy"], after["policy"])
         same(before["selector"], after["selector"])
         opened = {item["query"]["id"] for item in after["desk"]["open"]}
-        teaching = {name for name in said["bad"] if not name.startswith("a")}
+        teaching = {name for name in answered["bad"] if not name.startswith("a")}
         assert teaching and teaching <= opened
         with service.ledger.read() as session:
             rows = session.scalars(select(db.Question.id).where(~db.Question.audit)).all()
@@ -105,16 +105,16 @@ def test_questions_stay_as_asked_even_where_another_history_would_have_asked_oth
 
 def test_without_the_log_it_starts_from_a_checkpoint_and_says_that_it_is_approximate(tmp_path: Path) -> None:
     with running(tmp_path, checkpoint_events=7, **EVERY) as (client, service):
-        said = fill(client, service, bad=True)
+        answered = fill(client, service, bad=True)
         boss = service.boss  # type: ignore[attr-defined]
         done = client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss).json()
-        assert not done["exact"] and done["answers"] == len(said["bad"])
+        assert not done["exact"] and done["answers"] == len(answered["bad"])
         # Late labels are learned a few at a time.
         for number in (11, 12, 13):
             post(client, number, **boss)
             settled(service)
         with service.ledger.read() as session:
-            assert {row.query for row in session.scalars(select(db.Learned))} == set(said["good"])
+            assert {row.query for row in session.scalars(select(db.Learned))} == set(answered["good"])
         notices = client.get("/notices", headers=boss).json()
         assert any(item["kind"] == "revoked" and item["body"]["exact"] is False for item in notices)
 
@@ -221,11 +221,11 @@ def test_what_was_learned_by_other_options_is_not_called_exact(tmp_path: Path, r
         return {"keep_log": 1, **EVERY, "options": {**EVERY["options"], "lr": lr}}
 
     with running(tmp_path, **options(2.5e-4)) as (client, service):
-        said = fill(client, service, bad=True)
+        answered = fill(client, service, bad=True)
         boss = service.boss  # type: ignore[attr-defined]
     with running(tmp_path, **options(rate)) as (client, service):
         done = client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss).json()
-        assert done["answers"] == len(said["bad"]) > 10 and done["exact"] is exact
+        assert done["answers"] == len(answered["bad"]) > 10 and done["exact"] is exact
 
 
 def test_what_was_confirmed_before_a_revocation_goes_and_what_comes_after_it_stays(tmp_path: Path) -> None:
@@ -269,7 +269,7 @@ def test_a_revocation_that_the_ledger_cannot_take_changes_nothing(
         raise OperationalError("INSERT", {}, Exception("database or disk is full"))
 
     with running(tmp_path, keep_log=1, **EVERY) as (client, service):
-        said = fill(client, service, bad=True)
+        answered = fill(client, service, bad=True)
         boss = service.boss  # type: ignore[attr-defined]
         before = service.streams["default"].state.state_dict()
         with monkeypatch.context() as patch:
@@ -277,15 +277,15 @@ def test_a_revocation_that_the_ledger_cannot_take_changes_nothing(
             assert client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss).status_code == 503
         same(before, service.streams["default"].state.state_dict())
         with service.ledger.read() as session:
-            assert set(said["bad"]) < {row.query for row in session.scalars(select(db.Learned))}
+            assert set(answered["bad"]) < {row.query for row in session.scalars(select(db.Learned))}
         done = client.post("/streams/default/revoke", json={"by": "bad"}, headers=boss).json()
-        assert done["exact"] and done["answers"] == len(said["bad"])
+        assert done["exact"] and done["answers"] == len(answered["bad"])
 
 
 def test_one_answer_can_be_revoked_and_given_anew(tmp_path: Path) -> None:
     with running(tmp_path, keep_log=1, **EVERY) as (client, service):
-        said = fill(client, service, bad=True)
-        boss, name = service.boss, said["bad"][0]  # type: ignore[attr-defined]
+        answered = fill(client, service, bad=True)
+        boss, name = service.boss, answered["bad"][0]  # type: ignore[attr-defined]
         url = "/streams/default/revoke"
         assert client.post(url, json={"queries": [name]}, headers=boss).json()["answers"] == 1
         assert client.post(url, json={"queries": [name]}, headers=boss).status_code == 404

@@ -18,9 +18,7 @@ from sqlalchemy import create_engine, delete, func, inspect, select, text
 from sqlalchemy.exc import OperationalError
 
 from wise_atta import errors
-from wise_atta.serve import learner
-from wise_atta.serve import ledger as db
-from wise_atta.serve import service as service_module
+from wise_atta.serve import learner, ledger as db, service as service_module
 from wise_atta.serve.batcher import Full, Job
 from wise_atta.serve.config import Limits
 from wise_atta.serve.retention import backup, restore
@@ -266,8 +264,8 @@ def test_a_log_that_is_kept_has_few_checkpoints_and_can_be_gone_through_from_its
     def write(session: db.Session, at: float) -> tuple[list[tuple[int, float]], int]:
         seq = db.log(session, "a", "show", {"queries": []}).seq
         db.add_checkpoint(session, "a", seq, b"state", keep=5, keep_log=keep_log, now=at)
-        found = session.execute(select(db.Checkpoint.seq, db.Checkpoint.at).order_by(db.Checkpoint.seq)).all()
-        return [(row.seq, row.at) for row in found], db.reaches_back_to(session, "a")
+        checkpoints = session.execute(select(db.Checkpoint.seq, db.Checkpoint.at).order_by(db.Checkpoint.seq)).all()
+        return [(row.seq, row.at) for row in checkpoints], db.reaches_back_to(session, "a")
 
     for number in range(600):
         rows, cut = ledger.write(partial(write, at=number * hour)).result()

@@ -15,8 +15,7 @@ from sqlalchemy import event, func, select
 from sqlalchemy.orm import Session
 from starlette.testclient import TestClient
 
-from wise_atta.serve import ledger as db
-from wise_atta.serve import trust
+from wise_atta.serve import ledger as db, trust
 from wise_atta.serve.service import Service
 
 
@@ -37,7 +36,7 @@ def test_nobody_goes_through_all_answers_and_questions_for_a_few(tmp_path: Path)
         ask(client, service)
         (query,) = client.get("/queries").json()["queries"]
         for engine in (service.ledger._writing, service.ledger._reading):
-            event.listen(engine, "before_cursor_execute", lambda *given: seen.add(given[2]))
+            event.listen(engine, "before_cursor_execute", lambda *arguments: seen.add(arguments[2]))
         assert answer(client, query, 1).status_code == 200
         client.get("/queries"), client.get("/streams/default/labels"), client.get("/review")
         with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
@@ -50,9 +49,9 @@ def test_nobody_goes_through_all_answers_and_questions_for_a_few(tmp_path: Path)
 def test_a_question_is_shown_answered_and_learned_once(tmp_path: Path) -> None:
     with running(tmp_path, audit=0) as (client, service):
         ask(client, service)
-        found = client.get("/queries").json()
-        (query,) = found["queries"]
-        assert found["open"] == found["spent"] <= found["allowed"]
+        questions = client.get("/queries").json()
+        (query,) = questions["queries"]
+        assert questions["open"] == questions["spent"] <= questions["allowed"]
         assert query["guesses"][0]["name"] in "abcd"
         assert client.get(query["picture"]).headers["content-type"] == "image/png"
         assert answer(client, query, 2).json() == {"taken": 1, "held": 0}
@@ -174,15 +173,15 @@ def test_audited_answers_measure_and_do_not_teach(tmp_path: Path) -> None:
     with running(tmp_path, ratio=0.5, audit=1) as (client, service):
         ask(client, service, 10)
         assert client.get("/streams/default").json()["accuracy"] is None
-        found = client.get("/queries?limit=50").json()["queries"]
-        assert len(found) > 10 and all(query["audit"] for query in found)
-        for place, query in enumerate(found):
+        questions = client.get("/queries?limit=50").json()["queries"]
+        assert len(questions) > 10 and all(query["audit"] for query in questions)
+        for place, query in enumerate(questions):
             label = query["guesses"][0]["label"]
             assert answer(client, query, label if place % 4 else (label + 1) % 4).status_code == 200
         ask(client, service, 1, start=10)
         accuracy = client.get("/streams/default").json()["accuracy"]
-        assert accuracy["total"] == len(found)
-        assert accuracy["right"] == len(found) - len(range(0, len(found), 4))
+        assert accuracy["total"] == len(questions)
+        assert accuracy["right"] == len(questions) - len(range(0, len(questions), 4))
         assert accuracy["low"] < accuracy["share"] < accuracy["high"]
         with service.ledger.read() as session:
             assert session.scalar(select(func.count()).select_from(db.Learned)) == 0
@@ -193,8 +192,8 @@ def test_audited_answers_measure_and_do_not_teach(tmp_path: Path) -> None:
 def test_answers_that_came_before_a_crash_are_learned_after_it(tmp_path: Path) -> None:
     with running(tmp_path, audit=0) as (client, service):
         ask(client, service)
-        found = client.get("/queries?limit=4").json()["queries"]
-        for query in found[:2]:
+        questions = client.get("/queries?limit=4").json()["queries"]
+        for query in questions[:2]:
             answer(client, query, 1)
         settled(service)
         before = service.streams["default"].state.state_dict()
@@ -207,10 +206,10 @@ def test_answers_that_came_before_a_crash_are_learned_after_it(tmp_path: Path) -
             settled(back)
             with back.ledger.read() as session:
                 learned = {row.query for row in session.scalars(select(db.Learned))}
-            assert learned == {query["query"] for query in found[:2]}
+            assert learned == {query["query"] for query in questions[:2]}
             # What was open is open, and still in the same hands.
             assert {q["query"] for q in again.get("/queries?limit=2").json()["queries"]} == {
-                query["query"] for query in found[2:]
+                query["query"] for query in questions[2:]
             }
 
 

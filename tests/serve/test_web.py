@@ -22,8 +22,7 @@ from serve.web import npy, png, post, running, token
 from sqlalchemy import select
 from starlette.types import Message
 
-from wise_atta.serve import app, auth
-from wise_atta.serve import ledger as db
+from wise_atta.serve import app, auth, ledger as db
 from wise_atta.serve.config import Limits
 from wise_atta.serve.uploads import to_png
 
@@ -37,11 +36,11 @@ def test_files_base64_and_arrays_give_the_same_answer(tmp_path: Path) -> None:
             client.post("/predict", content=npy(3, 1), headers={"content-type": "application/x-npy"}),
             client.post("/predict", content=file, headers={"content-type": "image/png"}),
         ]
-        found = [way.json()["predictions"] for way in ways]
+        reply = [way.json()["predictions"] for way in ways]
         assert all(way.status_code == 200 for way in ways)
-        assert found[0] == found[1] == found[2] == found[3]
-        assert {guess["name"] for guess in found[0][0]["top"]} == set("abcd")
-        assert sum(guess["probability"] for guess in found[0][0]["top"]) == pytest.approx(1)
+        assert reply[0] == reply[1] == reply[2] == reply[3]
+        assert {guess["name"] for guess in reply[0][0]["top"]} == set("abcd")
+        assert sum(guess["probability"] for guess in reply[0][0]["top"]) == pytest.approx(1)
 
 
 def test_pictures_of_any_size_and_kind_fit_the_model(tmp_path: Path) -> None:
@@ -378,8 +377,8 @@ def test_the_client_knows_the_way(tmp_path: Path) -> None:
         made = token(service, "a", "admin")["Authorization"].removeprefix("Bearer ")
         with Client("http://localhost", made, http=http) as client:
             for number in range(4):
-                found = client.predict(pictures(number))
-            assert len(found.predictions) == 4 and client.predict([png(1)]).predictions[0].name in "abcd"
+                reply = client.predict(pictures(number))
+            assert len(reply.predictions) == 4 and client.predict([png(1)]).predictions[0].name in "abcd"
             (tmp_path / "a.png").write_bytes(png(1))
             assert len(client.predict(tmp_path / "a.png").predictions) == len(client.predict(png(1)).predictions) == 1
             settled(service)
@@ -402,16 +401,16 @@ def test_labels_tell_their_age_and_audits_whether_the_model_was_right(tmp_path: 
         settled(service)
         asked = client.get("/queries?limit=4").json()
         assert all(query["lease_until"] > asked["now"] for query in asked["queries"])
-        said = {}
+        answered = {}
         for query in asked["queries"]:
-            said[query["query"]] = query["audit"], query["guesses"][0]["label"] == 2
+            answered[query["query"]] = query["audit"], query["guesses"][0]["label"] == 2
             answer = {"query": query["query"], "label": 2}
             assert client.post("/answers", json={"answers": [answer]}).status_code == 200
-        given = client.get("/streams/default/labels").json()
-        expected = [(audit, right if audit else None) for audit, right in said.values()]
-        assert [(row["audit"], row["right"]) for row in given] == expected
-        assert {audit for audit, _ in expected} == {True, False} and all(row["age_s"] >= 0 for row in given)
-        assert client.get(f"/streams/default/labels?since={given[1]['at']}").json() == given[2:]
-        assert client.get("/streams/default/labels?limit=1").json() == given[-1:]
+        labels = client.get("/streams/default/labels").json()
+        expected = [(audit, right if audit else None) for audit, right in answered.values()]
+        assert [(row["audit"], row["right"]) for row in labels] == expected
+        assert {audit for audit, _ in expected} == {True, False} and all(row["age_s"] >= 0 for row in labels)
+        assert client.get(f"/streams/default/labels?since={labels[1]['at']}").json() == labels[2:]
+        assert client.get("/streams/default/labels?limit=1").json() == labels[-1:]
         status = client.get("/streams/default").json()
         assert (status["ratio"], status["audit"], status["method"]) == (1.0, 0.5, "wise")

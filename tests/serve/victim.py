@@ -33,24 +33,24 @@ def options(folder: Path, keep_log: int) -> Settings:
 
 def digest(value: Any) -> str:
     """A hash over every bit of a state."""
-    found = hashlib.sha256()
+    sha256 = hashlib.sha256()
 
     def add(item: Any) -> None:
         if isinstance(item, torch.Tensor):
-            found.update(f"{item.dtype}{list(item.shape)}".encode() + item.contiguous().numpy().tobytes())
+            sha256.update(f"{item.dtype}{list(item.shape)}".encode() + item.contiguous().numpy().tobytes())
         elif isinstance(item, dict):
             for key, inner in item.items():
-                found.update(repr(key).encode())
+                sha256.update(repr(key).encode())
                 add(inner)
         elif isinstance(item, list | tuple):
-            found.update(f"{len(item)}".encode())
+            sha256.update(f"{len(item)}".encode())
             for inner in item:
                 add(inner)
         else:
-            found.update(repr(item).encode())
+            sha256.update(repr(item).encode())
 
     add(value)
-    return found.hexdigest()
+    return sha256.hexdigest()
 
 
 def serve(folder: str, keep_log: int, port: int) -> None:

@@ -1,8 +1,7 @@
 """Does the sorted window give numpy's quantiles, and forget exactly?"""
 
 import numpy as np
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from wise_atta.when.window import Window
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import torch
 from core import nets
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import Tensor
 
@@ -66,7 +65,7 @@ def questions_with(*answers: Any, **options: Any) -> Questions:
 def test_a_label_goes_through_its_life() -> None:
     questions = Questions(CLASSES)
     context = {"values": torch.ones(2)}
-    questions.ask([question(1, 2)], [context])
+    questions.ask([question(1, 2)], context)
     assert questions.counts == Counts(asked=1)
     questions.show(["1-2"])
     assert questions.counts == Counts(asked=1, shown=1)
@@ -207,10 +206,8 @@ def test_wrong_questions_are_refused_together() -> None:
     with pytest.raises(errors.BadInput, match="4 classes"):
         questions.ask([question(1)])
     questions = Questions(CLASSES)
-    with pytest.raises(errors.BadInput, match="1 contexts for 2 questions"):
-        questions.ask([question(1), question(2)], [None])
-    with pytest.raises(errors.BadInput, match=r"context of question '2-0'\['f'\] is a function"):
-        questions.ask([question(1), question(2)], [None, {"f": question}])
+    with pytest.raises(errors.BadInput, match=r"context of a question\['f'\] is a function"):
+        questions.ask([question(1), question(2)], {"f": question})
     assert questions.counts == Counts()
 
 
@@ -292,7 +289,7 @@ class Life(RuleBasedStateMachine):
     def ask(self, count: int) -> None:
         start = sum(at == self.now for at in self.asked_at.values())
         queries = [question(self.now, start + place) for place in range(count)]
-        self.questions.ask(queries, [torch.tensor([self.now, query.index]) for query in queries])
+        self.questions.ask(queries, torch.tensor([self.now]))
         self.asked_at |= {query.id: self.now for query in queries}
 
     @rule(batches=st.integers(1, 3))
@@ -323,7 +320,7 @@ class Life(RuleBasedStateMachine):
         new = self.questions.answer(answers)
         assert [item.id for item in new] == labelled
         assert all(item.label == answers[item.id] for item in new)
-        assert all(item.context.tolist() == [item.query.asked_at, item.query.index] for item in new)
+        assert all(item.context.tolist() == [item.query.asked_at] for item in new)
         self.shown |= set(fresh)
         self.said |= {name: said for name, said in fresh.items() if said is not SKIP}
 
@@ -410,7 +407,7 @@ def test_what_is_elsewhere_comes_to_the_host_if_its_question_still_waits(monkeyp
     for module in (query_module, desk_module):
         monkeypatch.setattr(module, "on_host", lambda tensor: False)
         monkeypatch.setattr(module, "owned", lambda tensor: fetched.append(tensor) or tensor.clone())  # type: ignore[func-returns-value]
-    questions.ask([question(1), question(2)], [{"values": values}] * 2)
+    questions.ask([question(1), question(2)], {"values": values})
     values.fill_(7)
     questions.answer({"1-0": 0})
     questions.learned(["1-0"])
@@ -438,7 +435,7 @@ def test_questions_come_to_the_host_with_the_next_batch_though_it_asks_nothing(
 
 def test_what_was_loaded_onto_an_accelerator_does_not_stay_there(monkeypatch: pytest.MonkeyPatch) -> None:
     questions, loaded, inbox = Questions(CLASSES), Questions(CLASSES), Inbox()
-    questions.ask([question(1), question(2)], [{"values": torch.ones(2)}] * 2)
+    questions.ask([question(1), question(2)], {"values": torch.ones(2)})
     questions.answer({"1-0": 0})
     inbox.ask(questions.open, now=2)
     states, there = (saved(questions.state_dict()), saved(inbox.state_dict())), list[Tensor]()
@@ -456,6 +453,6 @@ def test_what_was_loaded_onto_an_accelerator_does_not_stay_there(monkeypatch: py
 
 def test_questions_of_one_batch_share_their_context_still_when_it_is_kept() -> None:
     questions, values = Questions(CLASSES), torch.ones(2)
-    questions.ask([question(1), question(2)], [{"values": values}] * 2)
+    questions.ask([question(1), question(2)], {"values": values})
     first, second = (item["context"]["values"] for item in questions.state_dict()["open"])
     assert first.data_ptr() == second.data_ptr() != values.data_ptr() and torch.equal(first, values)

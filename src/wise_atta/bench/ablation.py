@@ -63,13 +63,13 @@ def experiments(
 
 def table(cards: Sequence[dict[str, Any]]) -> str:
     """A line a variant: error, labels, and the difference to no labels with the small step."""
-    found = {row.experiment["tag"]: row for row in rows(cards)}
-    base = found.get("no labels, small step always")
+    by_tag = {row.experiment["tag"]: row for row in rows(cards)}
+    base = by_tag.get("no labels, small step always")
 
     def gain(tag: str) -> str:
-        if base is None or found[tag] is base:
+        if base is None or by_tag[tag] is base:
             return ""
-        return f"{found[tag].mean() - base.mean():+.2f}"
+        return f"{by_tag[tag].mean() - base.mean():+.2f}"
 
-    lines = [[tag, row.text(digits=2), f"{row.mean('labels_spent'):.0f}", gain(tag)] for tag, row in found.items()]
+    lines = [[tag, row.text(digits=2), f"{row.mean('labels_spent'):.0f}", gain(tag)] for tag, row in by_tag.items()]
     return markdown(["variant", "error %", "labels", "against no labels, small step"], lines)

@@ -29,13 +29,13 @@ def strata(domains: Sequence[str]) -> list[tuple[int, int]]:
     >>> strata(["a", "b", "a"])
     [(0, 3)]
     """
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for start, end, _ in visits(domains):
-        if found and min(end - start, found[-1][1] - found[-1][0]) < FEWEST:
-            found[-1] = (found[-1][0], end)
+        if spans and min(end - start, spans[-1][1] - spans[-1][0]) < FEWEST:
+            spans[-1] = (spans[-1][0], end)
         else:
-            found.append((start, end))
-    return found
+            spans.append((start, end))
+    return spans
 
 
 def block_length(batches: int) -> int:
@@ -54,7 +54,7 @@ def weights(domains: Sequence[str], replicates: int, generator: np.random.Genera
     out of m batches has (1 − L/m) times the variance of the mean, and the distance of every weight from one is
     stretched to make up for it.
     """
-    found = np.empty((replicates, len(domains)), dtype=np.float32)
+    per_batch = np.empty((replicates, len(domains)), dtype=np.float32)
     for start, end in strata(domains):
         count = end - start
         length = block_length(count)
@@ -62,8 +62,8 @@ def weights(domains: Sequence[str], replicates: int, generator: np.random.Genera
         drawn = ((starts[:, :, None] + np.arange(length)) % count).reshape(replicates, -1)[:, :count]
         flat = (drawn + count * np.arange(replicates)[:, None]).ravel()
         times = np.bincount(flat, minlength=replicates * count).reshape(replicates, count)
-        found[:, start:end] = 1 + (times - 1) * _stretch(count, length)
-    return found
+        per_batch[:, start:end] = 1 + (times - 1) * _stretch(count, length)
+    return per_batch
 
 
 def draws(count: int, replicates: int, generator: np.random.Generator) -> Array:
@@ -126,7 +126,7 @@ def break_even(ratios: Sequence[float], differences: Array) -> Array:
     >>> break_even([0.0, 0.5, 1.0], np.array([[2.0, -1.0, 1.0], [1.0, -2.0, 1.0], [-1.0, 1.0, 0.0]]))
     array([0.75, 0.  ,  inf])
     """
-    found = np.full(differences.shape[1], np.inf)
+    smallest = np.full(differences.shape[1], np.inf)
     for place in reversed(range(len(ratios))):
         here, below = differences[place], differences[place] < 0
         at = np.full(len(here), float(ratios[place]))
@@ -134,5 +134,5 @@ def break_even(ratios: Sequence[float], differences: Array) -> Array:
             before = differences[place - 1]
             apart = np.where(below & (before >= 0), before - here, 1.0)
             at -= (ratios[place] - ratios[place - 1]) * (1 - np.where(before >= 0, before, 0) / apart)
-        found = np.where(below, at, found)
-    return found
+        smallest = np.where(below, at, smallest)
+    return smallest

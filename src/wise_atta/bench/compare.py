@@ -116,8 +116,8 @@ class Comparison:
     @property
     def first(self) -> Parting | None:
         """Where they part: the earliest batch beyond the tolerance, and there the earliest stage."""
-        found = [parting for parting in self.partings if parting.batch is not None]
-        return min(found, key=lambda parting: parting.batch or 0, default=None)
+        placed = [parting for parting in self.partings if parting.batch is not None]
+        return min(placed, key=lambda parting: parting.batch or 0, default=None)
 
     @property
     def identical(self) -> bool:
@@ -234,17 +234,17 @@ def _partings(a: Run, b: Run, tolerance: float) -> Iterator[Parting]:
     for stage, columns in STAGES.items():
         trace: int | None = None
         size: float | None = None
-        found: Parting | None = None
+        parting: Parting | None = None
         for number, column, x, y in _different(pairs, columns):
             apart = _apart(x, y)
             if trace is None:
                 trace, size = number, apart if np.isfinite(apart) else None
             if not np.isfinite(apart) or apart > tolerance * max(1.0, abs(x), abs(y)):
                 domain = str(pairs[number - 1][0]["domain"])
-                found = Parting(stage, number, domain, column, _short(x), _short(y), trace, size)
+                parting = Parting(stage, number, domain, column, _short(x), _short(y), trace, size)
                 break
         if trace is not None:
-            yield found or Parting(stage, trace=trace, size=size)
+            yield parting or Parting(stage, trace=trace, size=size)
 
 
 def _different(
@@ -313,5 +313,10 @@ def _stretches(a: Run, b: Run) -> Iterator[Stretch]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    said = {"config": "their settings", "data": "their data", "weights": "their weights", "place": "versions or device"}
-    return " and ".join(said[name] for name in names)
+    phrases = {
+        "config": "their settings",
+        "data": "their data",
+        "weights": "their weights",
+        "place": "versions or device",
+    }
+    return " and ".join(phrases[name] for name in names)

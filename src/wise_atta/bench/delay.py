@@ -99,7 +99,7 @@ def _differs(variant: Mapping[str, Any], delays: Sequence[int]) -> Sequence[int]
 
 def table(cards: Sequence[dict[str, Any]]) -> str:
     """A line a variant and delay: errors, differences paired by seed, and what became of the questions."""
-    found = _rows(cards)
+    by_delay = _rows(cards)
     order = list(VARIANTS)
     header = [
         "variant",
@@ -115,8 +115,8 @@ def table(cards: Sequence[dict[str, Any]]) -> str:
         "never came",
     ]
     lines = []
-    for (tag, delay), row in sorted(found.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
-        others = [found.get((PLAIN, 0)), found.get((NONE, 0)), found.get((PLAIN, delay))]
+    for (tag, delay), row in sorted(by_delay.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
+        others = [by_delay.get((PLAIN, 0)), by_delay.get((NONE, 0)), by_delay.get((PLAIN, delay))]
         if tag == NONE:
             others[0] = others[2] = None
         lines.append(

@@ -158,15 +158,15 @@ class Line:
 
     def verdicts(self) -> list[str]:
         """What the intervals say, in words."""
-        said = [(BASELINE, self.difference), ("the same update without labels", self.by_labels)]
-        return [f"{self.name}: {_words(found, than)}" for than, found in said if found is not None]
+        intervals = [(BASELINE, self.difference), ("the same update without labels", self.by_labels)]
+        return [f"{self.name}: {_words(interval, than)}" for than, interval in intervals if interval is not None]
 
 
-def _words(found: Interval, than: str) -> str:
-    span = f"{abs(found.mean):.1f} points (95 % interval {signed(found.low)} to {signed(found.high)})"
-    if found.high < 0:
+def _words(interval: Interval, than: str) -> str:
+    span = f"{abs(interval.mean):.1f} points (95 % interval {signed(interval.low)} to {signed(interval.high)})"
+    if interval.high < 0:
         return f"fewer errors than {than}, by {span}"
-    if found.low > 0:
+    if interval.low > 0:
         return f"more errors than {than}, by {span}"
     return f"cannot be told apart from {than}, {span}"
 
@@ -254,8 +254,8 @@ def run(
 
 def compare(cards: Sequence[Mapping[str, Any]], seeds: Sequence[int], places: Places) -> Demo:
     """Lines of the table from the cards of all runs."""
-    found = {(card["experiment"]["tag"], card["experiment"]["seed"]): card for card in cards}
-    by_row = {row: tuple(found[row, seed] for seed in seeds) for row in ROWS}
+    by_seed = {(card["experiment"]["tag"], card["experiment"]["seed"]): card for card in cards}
+    by_row = {row: tuple(by_seed[row, seed] for seed in seeds) for row in ROWS}
     error = {row: [float(card["results"]["error"]) for card in runs] for row, runs in by_row.items()}
     lines = []
     for row, runs in by_row.items():
@@ -306,10 +306,10 @@ def tune(
     # Seed by seed, so that a stream in memory serves the whole grid.
     runs.sort(key=lambda run: run.seed)
     cards = sweep(runs, Places(out / "tune"), jobs=jobs or _cores(), report=report, keep=1)
-    found = {run.digest: card["results"] for run, card in zip(runs, cards, strict=True)}
+    by_digest = {run.digest: card["results"] for run, card in zip(runs, cards, strict=True)}
     tried: dict[str, list[dict[str, Any]]] = {row: [] for row in GRID}
     for row, options in points:
-        results = [found[experiment(row, seed, limit=limit, options=options).digest] for seed in seeds]
+        results = [by_digest[experiment(row, seed, limit=limit, options=options).digest] for seed in seeds]
         mean = float(np.mean([result["error"] for result in results]))
         tried[row].append({"options": dict(options), "error": round(mean, 3)})
     return {

@@ -139,13 +139,13 @@ def labels_text(line: Line) -> str:
     return "none" if line.allowed is None else f"{line.spent:g} of {line.allowed}"
 
 
-def difference_text(found: Interval | None) -> str:
-    return "" if found is None else f"{signed(found.mean)} [{signed(found.low)}, {signed(found.high)}]"
+def difference_text(interval: Interval | None) -> str:
+    return "" if interval is None else f"{signed(interval.mean)} [{signed(interval.low)}, {signed(interval.high)}]"
 
 
 def _verdicts(demo: Demo) -> str:
-    said = [text for name in ASKING for text in demo.line(name).verdicts()]
-    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in said) + "</ul>" if said else ""
+    verdicts = [text for name in ASKING for text in demo.line(name).verdicts()]
+    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in verdicts) + "</ul>" if verdicts else ""
 
 
 def _footnote() -> str:
@@ -179,7 +179,7 @@ def _spending_note(demo: Demo) -> str:
 def _rests_on(demo: Demo, facts: Mapping[str, Any]) -> str:
     rests = facts["provenance"]
     model, versions = rests["model"], rests["versions"]
-    said = {
+    entries = {
         "made by": f"<code>wise-atta demo --seeds {len(demo.seeds)} --limit {facts['stream']['limit']}</code>; "
         "every run's card is in <code>runs</code>",
         "settings": f"tent {escape(str(dict(demos.TENT)))}; wise {escape(str(dict(demos.WISE)))}. Chosen by "
@@ -189,7 +189,7 @@ def _rests_on(demo: Demo, facts: Mapping[str, Any]) -> str:
         "network": f"{model['architecture']}, trained on the other half; weights {model['weights_hash'][:16]}",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
     }
-    return "<dl>" + "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in said.items()) + "</dl>"
+    return "<dl>" + "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in entries.items()) + "</dl>"
 
 
 # ---- charts ----------------------------------------------------------------------------------------------------------
@@ -331,22 +331,22 @@ def _asked(demo: Demo) -> str:
 
 def _tile(row: Mapping[str, Any], pixels: torch.Tensor) -> str:
     right = row["predicted"] == row["truth"]
-    said = f"✓ {row['truth']}" if right else f"{row['predicted']} → {row['truth']}"
+    caption = f"✓ {row['truth']}" if right else f"{row['predicted']} → {row['truth']}"
     title = f"batch {row['batch']}: predicted {row['predicted']}, answer {row['truth']}, entropy {row['entropy']:.2f}"
     return (
         f'<figure title="{title}"><img alt="a {row["truth"]}" src="{_png(pixels)}">'
-        f'<figcaption class="{"right" if right else "wrong"}">{said}</figcaption></figure>'
+        f'<figcaption class="{"right" if right else "wrong"}">{caption}</figcaption></figure>'
     )
 
 
 def _pixels(card: Mapping[str, Any], samples: set[str]) -> dict[str, torch.Tensor]:
     """The pictures of some samples of a run's stream."""
-    found: dict[str, torch.Tensor] = {}
+    pixels: dict[str, torch.Tensor] = {}
     stream, _ = open_stream(StreamSpec.from_dict(card["provenance"]["stream"]["spec"]))
     for batch in stream:
         assert isinstance(batch.inputs, torch.Tensor) and batch.ids is not None
-        found |= {name: batch.inputs[row] for row, name in enumerate(batch.ids) if name in samples}
-    return found
+        pixels |= {name: batch.inputs[row] for row, name in enumerate(batch.ids) if name in samples}
+    return pixels
 
 
 def _png(pixels: torch.Tensor) -> str:

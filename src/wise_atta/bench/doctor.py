@@ -55,11 +55,11 @@ def examine() -> dict[str, Any]:
     }
 
 
-def missing(found: dict[str, Any]) -> dict[str, list[str]]:
+def missing(examined: dict[str, Any]) -> dict[str, list[str]]:
     """Extras that are not whole, and what each lacks."""
     lacks = {
         extra: [name for name, version in about["packages"].items() if version is None]
-        for extra, about in found["extras"].items()
+        for extra, about in examined["extras"].items()
     }
     return {extra: names for extra, names in lacks.items() if names}
 

@@ -92,7 +92,7 @@ def perform(job: Job) -> Result:
 
 
 def failure(what: str, error: Exception) -> errors.WiseAttaError:
-    """What nobody foresaw of one run, told like what was: the others go on."""
+    """An unforeseen error of one run as an error of the library: the other runs go on."""
     advice = ". Try fewer jobs at once" if isinstance(error, torch.OutOfMemoryError) else ""
     told = errors.WiseAttaError(f"{what}: {type(error).__name__}: {error}{advice}")
     told.add_note("".join(traceback.format_exception(error)))

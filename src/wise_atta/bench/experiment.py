@@ -21,7 +21,7 @@ import wise_atta
 from wise_atta import errors, methods, what, when
 from wise_atta.bench.record import read_json, there
 from wise_atta.data import StreamSpec
-from wise_atta.model import Classifier, StatisticsMode
+from wise_atta.model import Classifier, Network, StatisticsMode
 from wise_atta.wrap import FAST
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Experiment(pydantic.BaseModel):
         for field, asked in (
             ("options", _asked((*when.POLICIES.values(), methods.METHODS[self.method]))),
             ("stream", {one.name: str(one.type) for one in dataclasses.fields(StreamSpec)}),
-            ("fast", _asked((Classifier,))),
+            ("fast", _asked((Classifier, Network))),
         ):
             for name, value in getattr(self, field).items():
                 _check_kind(f"experiment field {field!r}: {name}", asked.get(name, ""), value)
@@ -333,10 +333,10 @@ def below(folder: Path, *patterns: str) -> list[Path]:
 
     A folder that cannot be looked into counts as one with a file of each name, so that who reads them says why not.
     """
-    found, seen = set[Path](), set[Path]()
+    paths, seen = set[Path](), set[Path]()
 
     def closed(error: OSError) -> None:
-        found.update(Path(error.filename, pattern) for pattern in patterns if "*" not in pattern)
+        paths.update(Path(error.filename, pattern) for pattern in patterns if "*" not in pattern)
 
     for root, folders, files in os.walk(folder, onerror=closed, followlinks=True):
         real = Path(root).resolve()
@@ -345,8 +345,8 @@ def below(folder: Path, *patterns: str) -> list[Path]:
         else:
             seen.add(real)
             folders.sort()  # of two links to one folder the first counts, whatever the disk lists first
-            found |= {Path(root, name) for pattern in patterns for name in fnmatch.filter(files, pattern)}
-    return sorted(found)
+            paths |= {Path(root, name) for pattern in patterns for name in fnmatch.filter(files, pattern)}
+    return sorted(paths)
 
 
 def card_files(place: Path) -> list[Path]:
@@ -372,15 +372,15 @@ def read_cards(path: Path, *, results: bool = False, problems: list[str] | None 
             wrong.append(str(error))
     if not cards:
         raise errors.DataError("; ".join(wrong) if wrong else f"no card below {place}: was a run finished there?")
-    found = [card for card in cards if str(card.get("digest", "")).startswith(wanted)]
-    if not found:
+    matching = [card for card in cards if str(card.get("digest", "")).startswith(wanted)]
+    if not matching:
         known = ", ".join(str(card.get("digest")) for card in cards)
         raise errors.DataError("; ".join([f"no card {wanted} in {place}. There are: {known}", *wrong]))
     if wrong and not wanted:  # where one is named, it does not matter what else is there
         if problems is None:
             raise errors.DataError("; ".join(wrong))
         problems += wrong
-    return found
+    return matching
 
 
 def _listed(place: Path, problems: list[str]) -> Iterator[tuple[str, Any]]:
@@ -477,14 +477,14 @@ class _Card(_Part):
 
 def whole(card: Any, where: str) -> dict[str, Any]:
     """The same for a card that is more than an experiment to run: all that is read of it is looked at."""
-    found = current(card, where)
+    checked = current(card, where)
     try:
-        _Card.model_validate(found)
+        _Card.model_validate(checked)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         part = ".".join(str(name) for name in first["loc"])
         raise errors.DataError(f"{where} is not a run card: {part!r}: {first['msg']}") from error
-    return found
+    return checked
 
 
 def _has(card: Any, where: str, **parts: Any) -> None:

@@ -234,17 +234,17 @@ def _draw(chart: Chart, panel: Panel, place: int, series: Series, kind: str) -> 
         chart.line(series.xs, series.ys, kind)
     for x, y, (low, high) in _points(series):
         where = panel.names[int(x)] if panel.names else f"{x:g}"
-        said = f"{series.name}: {where}, {y:.4g}"
+        tooltip = f"{series.name}: {where}, {y:.4g}"
         # What three equal numbers deviate by is rounding.
         apart = high - low > 1e-9
         if apart:
-            said += f" [{low:.4g}, {high:.4g}]" if series.ends else f" ± {high - y:.2g}"
+            tooltip += f" [{low:.4g}, {high:.4g}]" if series.ends else f" ± {high - y:.2g}"
         if panel.kind == "bars":
             start = x - 0.4 + place * wide
-            chart.bar((start, 0), (start + 0.92 * wide, y), kind, said)
+            chart.bar((start, 0), (start + 0.92 * wide, y), kind, tooltip)
             x = start + 0.46 * wide
         else:
-            chart.dot(x, y, kind, said)
+            chart.dot(x, y, kind, tooltip)
         if apart:
             chart.stroke((x, low), (x, high), "whisker")
 

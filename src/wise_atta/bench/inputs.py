@@ -17,15 +17,15 @@ _HASHES = {
 
 def other_inputs(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """What is other now than it was then, in words; of what either does not tell, nothing is said."""
-    found = []
+    others = []
     for (part, key), name in _HASHES.items():
         a, b = then.get(part, {}).get(key), now.get(part, {}).get(key)
         if a is not None and b is not None and a != b:
-            found.append(f"the {name} here are others ({b[:12]}, not {a[:12]})")
+            others.append(f"the {name} here are others ({b[:12]}, not {a[:12]})")
     a, b = then["stream"].get("frost"), now["stream"].get("frost")
     if a is not None and a != b:
-        found.append(
+        others.append(
             f"the textures of frost here are others ({b}, not {a}): the package imagecorruptions brings photographs, "
             "without it they are procedural"
         )
-    return found
+    return others

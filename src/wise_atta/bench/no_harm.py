@@ -82,15 +82,15 @@ def measure(
 ) -> dict[tuple[str, int], dict[str, float]]:
     """Error in per cent by (stream, batch size) and configuration."""
     cards = sweep([run[-1] for run in runs], places, jobs=jobs, report=report)
-    found: dict[tuple[str, int], dict[str, float]] = {}
+    errors_by_stream: dict[tuple[str, int], dict[str, float]] = {}
     for (stream, batch, name, _), card in zip(runs, cards, strict=True):
-        found.setdefault((stream, batch), {})[name] = card["results"]["error"]
-    return found
+        errors_by_stream.setdefault((stream, batch), {})[name] = card["results"]["error"]
+    return errors_by_stream
 
 
-def table(found: Mapping[tuple[str, int], Mapping[str, float]], against: str = "source") -> str:
+def table(measured: Mapping[tuple[str, int], Mapping[str, float]], against: str = "source") -> str:
     """A line for every stream and batch size; a loss of more than a point to the source is marked."""
-    names = list(next(iter(found.values())))
+    names = list(next(iter(measured.values())))
 
     def cell(errors: Mapping[str, float], name: str) -> str:
         loses = name != against and errors[name] > errors[against] + 1
@@ -98,6 +98,6 @@ def table(found: Mapping[tuple[str, int], Mapping[str, float]], against: str = "
 
     lines = [
         [f"{stream}, batch {batch}", *(cell(errors, name) for name in names)]
-        for (stream, batch), errors in found.items()
+        for (stream, batch), errors in measured.items()
     ]
     return markdown(["stream", *names], lines)

@@ -14,18 +14,18 @@ from wise_atta.bench.run import NUDGE
 from wise_atta.bench.table import markdown
 
 
-def summarise(found: Sequence[float]) -> dict[str, Any]:
+def summarise(errors: Sequence[float]) -> dict[str, Any]:
     """What a card keeps of the errors of nudged runs.
 
     >>> summarise([10.0, 10.5, 11.0])["high"]
     12.0
     """
-    mean, deviation = float(np.mean(found)), float(np.std(found, ddof=1))
+    mean, deviation = float(np.mean(errors)), float(np.std(errors, ddof=1))
     return {
         "nudge": NUDGE,
-        "errors": list(found),
-        "low": min(*found, mean - 3 * deviation),
-        "high": max(*found, mean + 3 * deviation),
+        "errors": list(errors),
+        "low": min(*errors, mean - 3 * deviation),
+        "high": max(*errors, mean + 3 * deviation),
         "mean": mean,
         "deviation": deviation,
     }
@@ -33,8 +33,8 @@ def summarise(found: Sequence[float]) -> dict[str, Any]:
 
 def nudged(card: Mapping[str, Any]) -> list[float]:
     """Errors of the nudged runs behind a card's spread; none where it has none of its own, or a single one."""
-    found = list(card.get("spread", {}).get("errors", ()))
-    return found if len(found) > 1 else []
+    errors = list(card.get("spread", {}).get("errors", ()))
+    return errors if len(errors) > 1 else []
 
 
 def all_nudged(cards: Iterable[Mapping[str, Any]]) -> list[list[float]]:

@@ -47,8 +47,8 @@ def page(title: str, body: str, style: str = "", script: str = "") -> str:
 
 
 def section(title: str, body: str, note: str = "") -> str:
-    said = f'<p class="dim">{note}</p>' if note else ""
-    return f"<section><h2>{escape(title)}</h2>{said}{body}</section>"
+    lead = f'<p class="dim">{note}</p>' if note else ""
+    return f"<section><h2>{escape(title)}</h2>{lead}{body}</section>"
 
 
 def smooth(values: NDArray[np.float64], reach: int = 2) -> NDArray[np.float64]:

@@ -27,10 +27,10 @@ def surroundings(device: torch.device, threads: int) -> dict[str, Any]:
 def decisive(place: Mapping[str, Any]) -> dict[str, Any]:
     """What of some surroundings decides last bits."""
     versions = place["versions"]
-    found = {"device": place["device"], "torch": versions.get("torch"), "wise-atta": versions.get("wise-atta")}
+    facts = {"device": place["device"], "torch": versions.get("torch"), "wise-atta": versions.get("wise-atta")}
     # A GPU does not care what the CPU can do, and early cards tell neither.
     others = ("threads", "tf32", *(["instructions"] if place["device"] == "cpu" else []))
-    return found | {name: place[name] for name in others if name in place}
+    return facts | {name: place[name] for name in others if name in place}
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -41,11 +41,11 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 def versions() -> dict[str, str]:
     """Versions of everything that numbers depend on."""
-    found = {"python": platform.python_version(), "wise-atta": wise_atta.__version__}
+    installed = {"python": platform.python_version(), "wise-atta": wise_atta.__version__}
     for package in ("torch", "torchvision", "numpy", "timm", "pillow", "scikit-learn"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
+            installed[package] = metadata.version(package)
+    return installed
 
 
 def device_name(device: torch.device) -> str:

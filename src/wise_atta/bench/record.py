@@ -41,9 +41,9 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _unwritable(path: Path, error: Exception) -> errors.DataError:
-    said = str(error).partition("\n")[0]
+    reason = str(error).partition("\n")[0]
     return errors.DataError(
-        f"{path} could not be written: {said}. Free space or choose another place; what was checkpointed is kept"
+        f"{path} could not be written: {reason}. Free space or choose another place; what was checkpointed is kept"
     )
 
 

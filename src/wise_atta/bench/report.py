@@ -186,16 +186,16 @@ def html(runs: Sequence[Run], problems: Sequence[str] = (), *, replicates: int =
 def _problems(problems: Sequence[str]) -> str:
     if not problems:
         return ""
-    said = "".join(f"<li>{escape(text)}</li>" for text in problems)
-    return f'<section class="warn"><h2>Could not be read, and is left out</h2><ul>{said}</ul></section>'
+    items = "".join(f"<li>{escape(text)}</li>" for text in problems)
+    return f'<section class="warn"><h2>Could not be read, and is left out</h2><ul>{items}</ul></section>'
 
 
 def _lines(runs: Sequence[Run], place: int) -> list[Line]:
-    found = by_method(runs)
-    several = {name for name, _ in found if sum(other == name for other, _ in found) > 1}
+    groups = by_method(runs)
+    several = {name for name, _ in groups if sum(other == name for other, _ in groups) > 1}
     return [
         Line(f"{place}-{n}", series(n), f"{name}, ratio {ratio:g}" if name in several else name, ratio, tuple(some))
-        for n, ((name, ratio), some) in enumerate(sorted(found.items(), key=lambda item: (item[0][1] > 0, *item[0])))
+        for n, ((name, ratio), some) in enumerate(sorted(groups.items(), key=lambda item: (item[0][1] > 0, *item[0])))
     ]
 
 
@@ -204,12 +204,12 @@ def _group(runs: Sequence[Run], place: int, charts: Charts, replicates: int) -> 
     first, lines = runs[0], _lines(runs, place)
     spec, stream = first.provenance["stream"]["spec"], first.provenance["stream"]
     spans = visits(first.domains)
-    said = (
+    lead = (
         f"{spec['data']}, {spec['protocol']}, batches of {spec['batch']}: {first.results['batches']:,} batches, "
         f"{first.results['samples']:,} samples, {len(stream.get('domains') or {}) or len(spans)} domains. Model "
         f"{first.provenance['model'].get('name', first.experiment['model'])}."
     )
-    parts = [f'<p class="lead dim">{escape(said)}</p>', section("Runs", _table(lines), _table_note(lines))]
+    parts = [f'<p class="lead dim">{escape(lead)}</p>', section("Runs", _table(lines), _table_note(lines))]
     seeds = "Mean over seeds" if any(len(line.runs) > 1 for line in lines) else "One run each"
     parts.append(
         section(
@@ -275,16 +275,16 @@ def _table_note(lines: Sequence[Line]) -> str:
 
 def _heat(lines: Sequence[Line]) -> str:
     domains = list(dict.fromkeys(name for line in lines for run in line.runs for name in run.results["by_domain"]))
-    found = [
+    errors_by_line = [
         [float(np.mean([run.results["by_domain"].get(name, np.nan) for run in line.runs])) for name in domains]
         for line in lines
     ]
-    high = max((value for row in found for value in row if np.isfinite(value)), default=1.0) or 1.0
+    high = max((value for row in errors_by_line for value in row if np.isfinite(value)), default=1.0) or 1.0
     rows = "".join(
         f"<tr><td>{_key(line.kind)}{escape(line.name)}</td>"
         + "".join(f'<td style="--heat:{_share(value, high):.3f}">{_or_none(value, ".1f")}</td>' for value in row)
         + "</tr>"
-        for line, row in zip(lines, found, strict=True)
+        for line, row in zip(lines, errors_by_line, strict=True)
     )
     head = "".join(f"<th>{escape(name.replace('_', ' '))}</th>" for name in ["", *domains])
     return f'<div class="scroll"><table class="heat"><tr>{head}</tr>{rows}</table></div>'
@@ -299,25 +299,25 @@ def _value(runs: Sequence[Run], replicates: int) -> str:
     """What labels bought, where there is something to compare with; otherwise why not."""
     title = "What labels buy"
     try:
-        found = value(runs, replicates=replicates)
+        labels_value = value(runs, replicates=replicates)
     except errors.WiseAttaError as error:
         return section(title, "", escape(f"Not compared: {error}"))
-    said = "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in found.words()) + "</ul>"
-    head, lines = found.table()
+    verdicts = "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in labels_value.words()) + "</ul>"
+    head, lines = labels_value.table()
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
     table = f"<table><tr>{''.join(f'<th>{escape(name)}</th>' for name in head)}</tr>{rows}</table>"
-    keys = "".join(f"<span>{_key(series(n))}{escape(name)}</span>" for n, name in enumerate(found.asking))
-    pair = "".join(f"<div>{chart.svg(title)}</div>" for chart in value_charts(found))
-    body = f'{said}<div class="legend">{keys}</div><div class="pair">{pair}</div><div class="scroll">{table}</div>'
-    return section(title, body, escape(found.note()))
+    keys = "".join(f"<span>{_key(series(n))}{escape(name)}</span>" for n, name in enumerate(labels_value.asking))
+    pair = "".join(f"<div>{chart.svg(title)}</div>" for chart in value_charts(labels_value))
+    body = f'{verdicts}<div class="legend">{keys}</div><div class="pair">{pair}</div><div class="scroll">{table}</div>'
+    return section(title, body, escape(labels_value.note()))
 
 
 # ---- charts ----------------------------------------------------------------------------------------------------------
 
 
-def value_charts(found: Value) -> list[Chart]:
+def value_charts(labels_value: Value) -> list[Chart]:
     """Error against labels spent, and the difference to the best unlabelled method on the same samples."""
-    curves = {method: found.curve(method) for method in found.asking}
+    curves = {method: labels_value.curve(method) for method in labels_value.asking}
     error = {method: [point.error for point in points] for method, points in curves.items()}
     apart = {
         method: [Interval(0.0, 0.0, 0.0) if point.against is None else point.against.all for point in points]
@@ -325,8 +325,8 @@ def value_charts(found: Value) -> list[Chart]:
     }
     labels = {method: [point.labels for point in points] for method, points in curves.items()}
     return [
-        _against_labels(f"error %; dashed: {found.baseline}", labels, error, found.best.error.mean),
-        _against_labels(f"points, against {found.baseline}", labels, apart, 0.0),
+        _against_labels(f"error %; dashed: {labels_value.baseline}", labels, error, labels_value.best.error.mean),
+        _against_labels(f"points, against {labels_value.baseline}", labels, apart, 0.0),
     ]
 
 
@@ -344,8 +344,8 @@ def _against_labels(
         chart.area(labels[method], [one.low for one in some], [one.high for one in some], series(n))
         chart.line(labels[method], [one.mean for one in some], series(n))
         for x, one in zip(labels[method], some, strict=True):
-            said = f"{method}: {x:g} labels, {one.mean:.2f} [{one.low:.2f}, {one.high:.2f}]"
-            chart.dot(x, one.mean, f"{series(n)} full", said)
+            tooltip = f"{method}: {x:g} labels, {one.mean:.2f} [{one.low:.2f}, {one.high:.2f}]"
+            chart.dot(x, one.mean, f"{series(n)} full", tooltip)
     chart.text(46, 16, title, "head")
     chart.text(510, 324, "labels spent", "tick", "end")
     return chart
@@ -354,12 +354,14 @@ def _against_labels(
 def _error_chart(lines: Sequence[Line], spans: Sequence[tuple[int, int, str]], charts: Charts) -> str:
     batches, names = spans[-1][1], len(spans) <= 20
     bottom = 314.0 if names else 366.0
-    found = {}
+    smoothed = {}
     for line in lines:
         error = 100 * line.mean("error")
         error = error[:batches]
-        found[line.id] = np.concatenate([smooth(error[start:end]) for start, end, _ in spans if len(error[start:end])])
-    high = max(5.0, *(float(np.nanmax(values)) for values in found.values()))
+        smoothed[line.id] = np.concatenate(
+            [smooth(error[start:end]) for start, end, _ in spans if len(error[start:end])]
+        )
+    high = max(5.0, *(float(np.nanmax(values)) for values in smoothed.values()))
     chart = Chart(WIDE, 400, Axis(0, batches, 46, RIGHT), Axis(0, high * 1.05, bottom, 14, "root"))
     chart.ticks_y([level for level in (0, 1, 5, 10, 20, 40, 60, 90) if level <= high], " %")
     for start, end, domain in spans if len(spans) <= 60 else ():
@@ -371,8 +373,8 @@ def _error_chart(lines: Sequence[Line], spans: Sequence[tuple[int, int, str]], c
         chart.ticks_x(ticks(batches))
     told = []
     for line in lines:
-        _draw(chart, line.id, found[line.id], f"{line.kind} thin")
-        told.append(_told(line, found[line.id], 1))
+        _draw(chart, line.id, smoothed[line.id], f"{line.kind} thin")
+        told.append(_told(line, smoothed[line.id], 1))
     return charts.add(chart, "error over the stream", spans, told)
 
 
@@ -446,7 +448,7 @@ def _spark(line: Line) -> str:
 def _details(run: Run, line: Line, charts: Charts) -> str:
     spans, results = visits(run.domains), run.results
     seed = run.experiment["seed"]
-    said = f"{line.name}, seed {seed}: {results['error']:.2f} % error, {results['labels_spent']} labels"
+    summary = f"{line.name}, seed {seed}: {results['error']:.2f} % error, {results['labels_spent']} labels"
     parts = []
     if any(row.get("utility") is not None for row in run.steps) and line.asks:
         parts.append(
@@ -462,7 +464,7 @@ def _details(run: Run, line: Line, charts: Charts) -> str:
         parts.append(f'<h3 class="event">The guard stepped in {len(trips)} times</h3><ul>{listed}</ul>')
     parts.append(_again(run) + _provenance(run))
     event = f' · <span class="event">{len(trips)} guard events</span>' if trips else ""
-    return f"<details><summary>{_key(line.kind)}{escape(said)}{event}</summary>{''.join(parts)}</details>"
+    return f"<details><summary>{_key(line.kind)}{escape(summary)}{event}</summary>{''.join(parts)}</details>"
 
 
 def _utility_chart(run: Run, line: Line, spans: Sequence[tuple[int, int, str]], charts: Charts) -> str:
@@ -516,14 +518,14 @@ def _again(run: Run) -> str:
 def _provenance(run: Run) -> str:
     rests = run.provenance
     stream, model = rests["stream"], rests["model"]
-    said: Mapping[str, Any] = {
+    entries: Mapping[str, Any] = {
         "digest": run.card.get("digest"),
         "stream": f"{stream.get('digest')}, pixels {str(stream.get('pixels'))[:16]}",
         "weights": f"{model.get('name')}, {str(model.get('weights_hash'))[:16]}",
         "device": f"{rests.get('device')}, {rests.get('threads')} threads, deterministic {rests.get('deterministic')}",
         "versions": ", ".join(f"{name} {version}" for name, version in (rests.get("versions") or {}).items()),
     }
-    listed = "".join(f"<dt>{name}</dt><dd>{escape(str(text))}</dd>" for name, text in said.items())
+    listed = "".join(f"<dt>{name}</dt><dd>{escape(str(text))}</dd>" for name, text in entries.items())
     card = escape(json.dumps(run.card, indent=1, ensure_ascii=False))
     return f"<h3>Provenance</h3><dl>{listed}</dl><details><summary>the whole card</summary><pre>{card}</pre></details>"
 

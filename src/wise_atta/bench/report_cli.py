@@ -43,9 +43,9 @@ def bundle_command(
 
     Example: wise-atta bundle runs/cifar10 --out cifar10.zip
     """
-    found = runs.bundle(paths, out, queries=queries)
-    typer.echo(f"{out}: {len(found.runs)} runs, {out.stat().st_size / 2**20:.2f} MiB")
-    left_out(found.problems)
+    bundled = runs.bundle(paths, out, queries=queries)
+    typer.echo(f"{out}: {len(bundled.runs)} runs, {out.stat().st_size / 2**20:.2f} MiB")
+    left_out(bundled.problems)
 
 
 @app.command("value")
@@ -66,25 +66,25 @@ def value_command(
     """
     read = runs.find(paths)
     try:
-        found = value(read.runs, seed=seed, replicates=replicates, left_out=read.problems)
+        labels_value = value(read.runs, seed=seed, replicates=replicates, left_out=read.problems)
     except errors.WiseAttaError as error:
         if not read.problems:
             raise
         # What is missing may be what could not be read.
         raise errors.DataError("; ".join([str(error), *read.problems])) from error
     if out is not None:
-        found.figure().write(out, "value")
-        write_text(out / "table.md", found.markdown())
-        write_json(out / "value.json", found.to_dict())
+        labels_value.figure().write(out, "value")
+        write_text(out / "table.md", labels_value.markdown())
+        write_json(out / "value.json", labels_value.to_dict())
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=1))
+        typer.echo(json.dumps(labels_value.to_dict(), indent=1))
     else:
         console = Console()
-        console.print(found.title(), style="bold", highlight=False, markup=False)
-        for table in _tables(*found.table(short=True)):
+        console.print(labels_value.title(), style="bold", highlight=False, markup=False)
+        for table in _tables(*labels_value.table(short=True)):
             console.print("", table)
-        console.print("\n" + found.note(), style="dim", highlight=False, markup=False)
-        for text in found.words():
+        console.print("\n" + labels_value.note(), style="dim", highlight=False, markup=False)
+        for text in labels_value.words():
             console.print(text, highlight=False, soft_wrap=True, markup=False)
         if out is not None:
             console.print(f"Figure, table and numbers: {out}", highlight=False, soft_wrap=True, markup=False)
@@ -116,29 +116,29 @@ def compare_command(
 
     Example: wise-atta compare runs/here runs/there
     """
-    found = compare(runs.read(a), runs.read(b), tolerance=tolerance)
+    comparison = compare(runs.read(a), runs.read(b), tolerance=tolerance)
     if as_json:
-        typer.echo(json.dumps(found.to_dict(), indent=1))
+        typer.echo(json.dumps(comparison.to_dict(), indent=1))
         return
-    _show(found, Console())
+    _show(comparison, Console())
 
 
-def _show(found: Comparison, console: Console) -> None:
+def _show(comparison: Comparison, console: Console) -> None:
     def say(text: str, style: str = "") -> None:
         console.print(text, style=style, highlight=False, soft_wrap=True, markup=False)
 
-    say(f"A  {found.a}\nB  {found.b}", "dim")
+    say(f"A  {comparison.a}\nB  {comparison.b}", "dim")
     titles = {"config": "settings", "data": "data", "weights": "weights", "place": "versions and device"}
     for name, title in titles.items():
-        fields = getattr(found, name)
+        fields = getattr(comparison, name)
         say(f"{title}: {'differ' if fields else 'the same'}", "bold" if fields else "")
         for field in fields:
             say(f"  {field.name}: {_text(field.a)} | {_text(field.b)}")
-    for note in found.notes:
+    for note in comparison.notes:
         say(note, "yellow")
-    if found.partings:
-        say(f"batches: differ (tolerance {found.tolerance:g})", "bold")
-        for parting in found.partings:
+    if comparison.partings:
+        say(f"batches: differ (tolerance {comparison.tolerance:g})", "bold")
+        for parting in comparison.partings:
             trace = f"from batch {parting.trace} on" + (
                 "" if parting.size is None else f", by {parting.size:.1g} there"
             )
@@ -148,21 +148,21 @@ def _show(found: Comparison, console: Console) -> None:
                 where = f"batch {parting.batch} ({parting.domain}): {values}"
                 trace = trace if parting.trace != parting.batch else ""
             say(f"  {parting.stage}: {where}{f'; {trace}' if trace else ''}")
-    if found.results and found.stretches:
+    if comparison.results and comparison.stretches:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for place, name in enumerate(("domain", "batches", "A error %", "B error %", "mistakes A is ahead by")):
             table.add_column(name, justify="right" if place else "left")
-        for one in found.stretches:
+        for one in comparison.stretches:
             span = f"{one.first}–{one.last}"
             table.add_row(escape(one.domain), span, f"{one.error_a:.2f}", f"{one.error_b:.2f}", f"{one.ahead:+d}")
         console.print(table)
-        if found.only_a is not None:
-            say(f"Wrong in A alone: {found.only_a} samples, in B alone: {found.only_b}")
-    elif found.results and not found.partings:
+        if comparison.only_a is not None:
+            say(f"Wrong in A alone: {comparison.only_a} samples, in B alone: {comparison.only_b}")
+    elif comparison.results and not comparison.partings:
         say("results: differ", "bold")
-        for field in found.results:
+        for field in comparison.results:
             say(f"  {field.name}: {_text(field.a)} | {_text(field.b)}")
-    say(found.verdict(), "bold")
+    say(comparison.verdict(), "bold")
 
 
 def _text(value: object) -> str:

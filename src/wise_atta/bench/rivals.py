@@ -132,8 +132,8 @@ def tune_all(
         scored = experiment(setting, name, **{**fields, "stream": {}})
         base = scored.model_copy(update={"stream": stream})
         grids.append(lay_out(base, on=setting.tune_on, grid={"lr": list(rates)}))
-    found = tune(grids, places, jobs=jobs, report=report) if grids else []
-    return {tuned.method: tuned for tuned in found}
+    results = tune(grids, places, jobs=jobs, report=report) if grids else []
+    return {tuned.method: tuned for tuned in results}
 
 
 def compare(
@@ -206,8 +206,8 @@ def error_table(cards: Sequence[Mapping[str, Any]]) -> str:
 
 def domain_table(cards: Sequence[Mapping[str, Any]]) -> str:
     """Errors by domain, mean over seeds."""
-    found = rows(cards)
-    domains = list(found[0].cards[0]["results"]["by_domain"])
+    by_method = rows(cards)
+    domains = list(by_method[0].cards[0]["results"]["by_domain"])
 
     def mean(row: Row, domain: str) -> str:
         values = [card["results"]["by_domain"][domain] for card in row.cards]
@@ -215,20 +215,20 @@ def domain_table(cards: Sequence[Mapping[str, Any]]) -> str:
 
     lines = [
         [f"{row.experiment['method']} ({row.experiment['protocol']})", *(mean(row, domain) for domain in domains)]
-        for row in found
+        for row in by_method
     ]
     return markdown(["method", *domains], lines)
 
 
 def save_tuned(path: Path, tuned: Mapping[str, Tuned]) -> None:
     """Keep what tuning found, trial by trial."""
-    write_json(path, {name: found.to_dict() for name, found in tuned.items()})
+    write_json(path, {name: method.to_dict() for name, method in tuned.items()})
 
 
 def load_tuned(path: Path) -> dict[str, dict[str, Any]]:
     """The best options by method, as `save_tuned` kept them."""
     try:
-        return {name: dict(found["best"]) for name, found in read_json(path).items()}
+        return {name: dict(method["best"]) for name, method in read_json(path).items()}
     except (LookupError, TypeError, ValueError) as error:
         raise errors.DataError(
             f"{path} holds no tuned options: give the tuned.json that `wise-atta rivals --rates …` writes"
@@ -239,10 +239,10 @@ def setting(name: str, ratio: float = 0.5) -> Setting:
     """A setting by name, with so many labels a batch for eatta and wise."""
     if name not in SETTINGS:
         raise errors.unknown("setting", name, SETTINGS)
-    found = SETTINGS[name]
-    active = {method: {"ratio": ratio, **found.options.get(method, {})} for method in ("eatta", "wise")}
+    base = SETTINGS[name]
+    active = {method: {"ratio": ratio, **base.options.get(method, {})} for method in ("eatta", "wise")}
     active["wise"]["statistics"] = "batch"  # as all its rivals
-    return replace(found, options={**found.options, **active})
+    return replace(base, options={**base.options, **active})
 
 
 def write_report(folder: Path, cards: Sequence[Mapping[str, Any]], text: str) -> None:

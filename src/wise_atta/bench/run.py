@@ -171,7 +171,7 @@ def build(
         raise errors.BadConfig(
             f"experiment field 'options': method {experiment.method!r} cannot take {experiment.options}: {error}"
         ) from error
-    if dataset is not None and not dataset.severities and "severity" in given(experiment):
+    if dataset is not None and not dataset.severities and "severity" in changed_fields(experiment):
         raise errors.BadConfig(
             f"experiment field 'severity': {experiment.data} has no severities: leave it out, or name a corrupted set"
         )
@@ -523,12 +523,12 @@ def _process_memory(field: str) -> int | None:
 
 def inputs_of(built: Built) -> dict[str, Any]:
     """Weights and pictures that a run's numbers rest on; after a whole pass with a hash of all pixels."""
-    found = {"model": built.source.card(), "stream": built.stream.describe()}
+    inputs = {"model": built.source.card(), "stream": built.stream.describe()}
     if built.teacher is not None:
-        found["teacher"] = built.teacher.card()
+        inputs["teacher"] = built.teacher.card()
     if built.source_data is not None:
-        found["source_data"] = built.source_data.describe()
-    return found
+        inputs["source_data"] = built.source_data.describe()
+    return inputs
 
 
 def make_card(
@@ -669,14 +669,14 @@ def idle(experiment: Experiment) -> dict[str, str]:
             why[name] = f"method {method!r} has no use for it"
     if experiment.statistics not in (None, "mixed"):
         why["prior"] = _no_prior(experiment.statistics)
-    return {name: why[name] for name in given(experiment) if name in why}
+    return {name: why[name] for name in changed_fields(experiment) if name in why}
 
 
 def _no_prior(mode: str | None) -> str:
     return f"it counts under statistics 'mixed', and here they are {mode!r}"
 
 
-def given(experiment: Experiment) -> list[str]:
+def changed_fields(experiment: Experiment) -> list[str]:
     """The fields that are not at their default."""
     return [name for name, one in Experiment.model_fields.items() if getattr(experiment, name) != one.default]
 
@@ -705,7 +705,7 @@ def _options(experiment: Experiment, length: int | None) -> dict[str, Any]:
 
 
 def _outputs(source: models.SourceModel, dataset: Dataset | None) -> tuple[str, ...] | None:
-    """The classes that the student chooses among; None where nobody names them."""
+    """The classes that the student chooses among; None where neither data nor model names them."""
     if dataset is not None and (dataset.mask is not None or source.classes is None):
         return dataset.classes
     return source.classes
@@ -765,7 +765,7 @@ def _measured(out: Prediction, step: Step) -> dict[str, float | Tensor]:
     if whole is None and losses.keys() & {"ent", "sup"}:
         whole = functools.reduce(torch.add, [losses[name] for name in ("ent", "sup") if name in losses])
     waited = [step.number - int(name.partition("-")[0]) for name in step.learned]
-    found: dict[str, float | Tensor] = {
+    values: dict[str, float | Tensor] = {
         "logits": torch.linalg.vector_norm(out.logits.detach(), dtype=torch.float64) / math.sqrt(out.logits.numel()),
         "utility": step.utility,
         "threshold": step.threshold,
@@ -778,10 +778,10 @@ def _measured(out: Prediction, step: Step) -> dict[str, float | Tensor]:
         **{f"loss_{name}": loss for name, loss in losses.items()},
     }
     if view is not None:
-        found |= {f"entropy {query.id}": view.entropy[query.index] for query in out.queries}
+        values |= {f"entropy {query.id}": view.entropy[query.index] for query in out.queries}
     if view is not None and view.drift_known:
-        found |= {f"drift {query.id}": view.drift[query.index] for query in out.queries}
-    return found
+        values |= {f"drift {query.id}": view.drift[query.index] for query in out.queries}
+    return values
 
 
 def _send(

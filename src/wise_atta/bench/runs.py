@@ -73,18 +73,18 @@ class Run:
 
     @property
     def experiment(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.card["experiment"]
-        return found
+        experiment: Mapping[str, Any] = self.card["experiment"]
+        return experiment
 
     @property
     def results(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.card["results"]
-        return found
+        results: Mapping[str, Any] = self.card["results"]
+        return results
 
     @property
     def provenance(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.card["provenance"]
-        return found
+        provenance: Mapping[str, Any] = self.card["provenance"]
+        return provenance
 
     @property
     def domains(self) -> list[str]:
@@ -111,12 +111,12 @@ class Run:
         """Which picture each sample of the stream shows, as a place in `names`."""
         self._needs("pictures")
         try:
-            found = np.concatenate([unpack_numbers(str(row["pictures"])) for row in self.steps])
+            pictures = np.concatenate([unpack_numbers(str(row["pictures"])) for row in self.steps])
         except ValueError as error:
             raise errors.DataError(f"{self.where}: the pictures of {self.name} cannot be read: {error}") from error
-        if len(found) != self.sizes.sum() or (len(found) and found.max() >= len(self.names)):
+        if len(pictures) != self.sizes.sum() or (len(pictures) and pictures.max() >= len(self.names)):
             raise errors.DataError(f"{self.where}: steps and pictures of {self.name} do not belong together")
-        return found
+        return pictures
 
     @cached_property
     def never_asked(self) -> NDArray[np.bool_]:
@@ -179,11 +179,11 @@ def find(paths: Sequence[Path]) -> Found:
 
 def distinct(runs: Iterable[Run]) -> list[Run]:
     """Each run once: the same experiment with the same outcome, whether copied or repeated, is no second seed."""
-    found: dict[tuple[str, ...], Run] = {}
+    first: dict[tuple[str, ...], Run] = {}
     for run in runs:
         outcome = (str(row.get("hits", row["wrong"])) for row in run.steps)
-        found.setdefault((str(run.card.get("digest")), *outcome), run)
-    return list(found.values())
+        first.setdefault((str(run.card.get("digest")), *outcome), run)
+    return list(first.values())
 
 
 def read(path: Path) -> Run:
@@ -197,11 +197,11 @@ def read(path: Path) -> Run:
         cards = read_cards(path, results=True)
         if len(cards) == 1 and not (path.parent / "steps.parquet").exists() and ".zip" not in path.name:
             return Run(path.name, path, cards[0], (), (), ())
-    found = find([path])
-    if len(found.runs) != 1 or found.problems:
-        held = f"{path} holds {len(found.runs)} runs where one is needed: name its folder, or a bundle's as FILE#DIGEST"
-        raise errors.DataError("; ".join([held, *found.problems]))
-    return found.runs[0]
+    here = find([path])
+    if len(here.runs) != 1 or here.problems:
+        held = f"{path} holds {len(here.runs)} runs where one is needed: name its folder, or a bundle's as FILE#DIGEST"
+        raise errors.DataError("; ".join([held, *here.problems]))
+    return here.runs[0]
 
 
 def _below(path: Path, problems: list[str]) -> Iterable[tuple[int, Run]]:
@@ -223,13 +223,13 @@ def _below(path: Path, problems: list[str]) -> Iterable[tuple[int, Run]]:
         yield 0, _folder(place)
     else:
         wrong: list[str] = []
-        found = [(number, run) for number, run in _bundled(place, wrong) if run.card["digest"].startswith(wanted)]
-        if not found:
+        matching = [(number, run) for number, run in _bundled(place, wrong) if run.card["digest"].startswith(wanted)]
+        if not matching:
             lacks = f"{place} holds no run{f' of digest {wanted}' if wanted else ''}"
             raise errors.DataError("; ".join([lacks, *wrong]))
         # Where one is named, it does not matter what else is there.
         problems += [] if wanted else wrong
-        yield from found
+        yield from matching
 
 
 def _folder(card: Path) -> Run:
@@ -278,10 +278,10 @@ def bundle(paths: Sequence[Path], out: Path, *, queries: bool = True) -> Found:
     if out.exists() and not _is_bundle(out):
         raise errors.DataError(f"{out} is there and no bundle, so it is not written over: choose another name")
     read = find(paths)
-    found = Found(tuple(distinct(read.runs)), read.problems)
+    bundled = Found(tuple(distinct(read.runs)), read.problems)
     streams: dict[str, int] = {}
     listed, steps, questions, orders, names = [], [], [], [], []
-    for number, run in enumerate(found.runs):
+    for number, run in enumerate(bundled.runs):
         order = [str(row.get("pictures", "")) for row in run.steps]
         key = hashlib.sha256(json.dumps([order, run.names]).encode()).hexdigest()
         if key not in streams:
@@ -293,7 +293,7 @@ def bundle(paths: Sequence[Path], out: Path, *, queries: bool = True) -> Found:
         questions += [{"run": number, **row} for row in run.queries] if queries else []
     head = {"bundle_version": BUNDLE_VERSION, "runs": listed, "pictures": names}
     _write_bundle(out, json.dumps(head).encode(), *(_parquet(rows) for rows in (steps, questions, orders)))
-    return found
+    return bundled
 
 
 def change_bundle(path: Path, change: Callable[[Any], None]) -> None:

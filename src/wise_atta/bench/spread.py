@@ -83,10 +83,10 @@ class _Task:
         return _of(self.card, f"it comes out at {error:.4f} % here, not at {due:.4f} %. {_WHERE}")
 
 
-def said(number: int | None, runs: int) -> str:
+def which_run(number: int | None, runs: int) -> str:
     """Which run of a card it is, in words.
 
-    >>> said(3, 10), said(None, 10)
+    >>> which_run(3, 10), which_run(None, 10)
     ('nudged run 3 of 10', 'its own run again')
     """
     return "its own run again" if number is None else f"nudged run {number} of {runs}"
@@ -130,7 +130,7 @@ def measure(
     if runs < 2:
         raise errors.BadConfig(f"a spread needs two runs at least, not {runs}")
     tasks: list[_Task] = []
-    found: dict[int, dict[int | None, float]] = {}
+    errors_of: dict[int, dict[int | None, float]] = {}
     for place, card in enumerate(cards):
         try:
             experiment = experiment_of(card)
@@ -139,15 +139,15 @@ def measure(
             yield card, _of(card, error)
             continue
         moved = Experiment.parse({**experiment.model_dump(mode="json"), "fast": {**(fast or {}), **experiment.fast}})
-        found[place] = {}
+        errors_of[place] = {}
         tasks.append(_Task(place, card, None, experiment, data, weights))
         tasks += [_Task(place, card, number, moved, data, weights) for number in range(1, runs + 1)]
-    for task, outcome in _outcomes(tasks, lambda task: task.place in found, jobs, kept, report):
-        card, of_card = task.card, found.get(task.place)
+    for task, outcome in _outcomes(tasks, lambda task: task.place in errors_of, jobs, kept, report):
+        card, of_card = task.card, errors_of.get(task.place)
         if of_card is None:
             continue
         if isinstance(outcome, errors.WiseAttaError):
-            del found[task.place]
+            del errors_of[task.place]
             yield card, outcome
             continue
         of_card[task.number] = outcome
@@ -220,10 +220,10 @@ def _there(task: _Task) -> Outcome:
 
 def measured(card: Mapping[str, Any], **how: Any) -> dict[str, Any]:
     """The spread of one card, see `measure`."""
-    ((_, found),) = measure([card], **how)
-    if isinstance(found, errors.WiseAttaError):
-        raise found
-    return found
+    ((_, spread),) = measure([card], **how)
+    if isinstance(spread, errors.WiseAttaError):
+        raise spread
+    return spread
 
 
 def borrowed(cards: Sequence[Mapping[str, Any]], runs: int = 10) -> dict[str, dict[str, Any]]:
@@ -237,12 +237,12 @@ def borrowed(cards: Sequence[Mapping[str, Any]], runs: int = 10) -> dict[str, di
         if len(nudged(card)) >= runs:
             width = card["spread"]["high"] - card["spread"]["low"]
             sisters.setdefault(family(card), []).append((width, str(card["digest"])))
-    found = {}
+    spreads = {}
     for card in cards:
         if not nudged(card) and (near := sisters.get(family(card))):
             (width, digest), error = max(near), card["results"]["error"]
-            found[str(card["digest"])] = {"nudge": NUDGE, "of": digest, "low": error - width, "high": error + width}
-    return found
+            spreads[str(card["digest"])] = {"nudge": NUDGE, "of": digest, "low": error - width, "high": error + width}
+    return spreads
 
 
 def put_spreads(file: Path, spreads: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -267,15 +267,15 @@ def put_spreads(file: Path, spreads: Mapping[str, Mapping[str, Any]]) -> list[st
             error = whole(card, str(file))["results"]["error"]
         except errors.DataError:
             return
-        found = spreads.get(card["digest"])
-        if found is None:
+        spread = spreads.get(card["digest"])
+        if spread is None:
             return
-        if within(found, error):
-            card["spread"] = dict(found)
+        if within(spread, error):
+            card["spread"] = dict(spread)
         else:
             left_out.append(
-                f"{card['digest']} in {file}: its error, {error:.4f} %, lies outside the spread, {found['low']:.4f} to "
-                f"{found['high']:.4f} %. {_WHERE}"
+                f"{card['digest']} in {file}: its error, {error:.4f} %, lies outside the spread, "
+                f"{spread['low']:.4f} to {spread['high']:.4f} %. {_WHERE}"
             )
 
     if file.suffix == ".zip":

@@ -16,7 +16,7 @@ from wise_atta.bench.engines import Engine
 from wise_atta.bench.experiment import Experiment, card_files, read_cards, read_mapping
 from wise_atta.bench.record import read_json
 from wise_atta.bench.run import pick_device
-from wise_atta.bench.spread import borrowed, measure, put_spreads, said
+from wise_atta.bench.spread import borrowed, measure, put_spreads, which_run
 from wise_atta.bench.stream_cache import StreamCache
 from wise_atta.bench.sweep import Places, expand, sweep, table
 from wise_atta.bench.terminal import left_out, watched
@@ -69,7 +69,7 @@ def rivals_command(
         elif rates:
             short = {} if tune_limit is None else dict.fromkeys(names, tune_limit)
             grid = typed.listed("--rates", rates, float)
-            found = rivals.tune_all(
+            tuned_methods = rivals.tune_all(
                 setting,
                 names,
                 Places(out / "tuning", data, weights),
@@ -79,9 +79,9 @@ def rivals_command(
                 report=report,
                 **shared,
             )
-            rivals.save_tuned(out / "tuned.json", found)
-            best = {name: dict(tried.best.options) for name, tried in found.items()}
-            labels = sum(tried.labels for tried in found.values())
+            rivals.save_tuned(out / "tuned.json", tuned_methods)
+            best = {name: dict(tried.best.options) for name, tried in tuned_methods.items()}
+            labels = sum(tried.labels for tried in tuned_methods.values())
             typer.echo(f"Tuned on {setting.tune_on}; the trials asked for {labels} labels there.")
         cards = rivals.compare(
             setting,
@@ -125,16 +125,16 @@ def tune_command(
     points = {"lr": list(LEARNING_RATES)} if not grid else typed.pairs("--grid", grid, _values)
     with watched(quiet or as_json) as report:
         places = Places(out, data, weights)
-        found = tune([lay_out(Experiment.read(file), on=on, grid=points)], places, jobs=jobs, report=report)[0]
+        tuned = tune([lay_out(Experiment.read(file), on=on, grid=points)], places, jobs=jobs, report=report)[0]
     if as_json:
-        typer.echo(json.dumps(found.to_dict()))
+        typer.echo(json.dumps(tuned.to_dict()))
         return
-    for trial in found.trials:
-        mark = "  <- best" if trial is found.best else ""
+    for trial in tuned.trials:
+        mark = "  <- best" if trial is tuned.best else ""
         outcome = f"{trial.error:.2f} % error" if math.isfinite(trial.error) else "diverged"
         typer.echo(f"{trial.options}: {outcome}, {trial.labels} labels{mark}")
     typer.echo(
-        f"Tuned on {found.data}; the trials asked for {found.labels} labels there, and all {found.scored} labels of it "
+        f"Tuned on {tuned.data}; the trials asked for {tuned.labels} labels there, and all {tuned.scored} labels of it "
         "were seen to score them."
     )
 
@@ -171,7 +171,7 @@ def sweep_command(
     failed: dict[str, errors.WiseAttaError] = {}
     runs = expand(read_mapping(file))
     with watched(quiet or as_json, len(runs)) as report:
-        found = sweep(
+        cards = sweep(
             runs,
             Places(out, data, weights),
             jobs=jobs or len(names or [""]),
@@ -184,9 +184,9 @@ def sweep_command(
             failed=failed,
         )
     if as_json:
-        typer.echo(json.dumps(found))
-    elif found:
-        typer.echo(table(found))
+        typer.echo(json.dumps(cards))
+    elif cards:
+        typer.echo(table(cards))
     if failed:
         raise next(iter(failed.values()))
 
@@ -266,7 +266,7 @@ def spread_command(
     """
     if borrow + show + (measured_in is not None) > 1:
         raise errors.BadConfig("--borrow, --from and --show exclude each other: give one")
-    found: dict[str, Any] = {} if measured_in is None else read_json(measured_in)
+    spreads: dict[str, Any] = {} if measured_in is None else read_json(measured_in)
     listed = [file for place in files for file in card_files(place) or [place]]
     for file in listed:
         if not file.is_file():
@@ -286,7 +286,7 @@ def spread_command(
         left_out(problems)
         return
     if borrow:
-        found = borrowed([card for file in listed for card in cards_in(file)], runs)
+        spreads = borrowed([card for file in listed for card in cards_in(file)], runs)
 
     def put(file: Path, spreads: dict[str, Any]) -> None:
         try:
@@ -296,7 +296,7 @@ def spread_command(
 
     def report(digest: str, number: int | None, error: float) -> None:
         if not quiet:
-            typer.echo(f"{digest}: {said(number, runs)}, {error:.2f} % error", err=True)
+            typer.echo(f"{digest}: {which_run(number, runs)}, {error:.2f} % error", err=True)
 
     # Cards and their places. Of the copies of a card one may have been changed by hand.
     todo: dict[tuple[str, float], tuple[dict[str, Any], list[Path]]] = {}
@@ -319,7 +319,7 @@ def spread_command(
         if not quiet:
             typer.echo(f"{digest}: {spread['low']:.4f} to {spread['high']:.4f} %", err=True)
     for file in listed:
-        put(file, found)
+        put(file, spreads)
         cards = cards_in(file)
         with_one = sum("spread" in card for card in cards)
         typer.echo(f"{file}: {with_one} of {len(cards)} cards have a spread")
@@ -355,8 +355,8 @@ def no_harm_command(
     sizes = typed.listed("--batches", batches, int)
     runs = no_harm.experiments(name, setting.fields["model"], configurations, limits, sizes, **fields)
     with watched(quiet, len(runs)) as report:
-        found = no_harm.measure(runs, Places(out, data, weights), jobs=jobs, report=report)
-    typer.echo(no_harm.table(found))
+        measured = no_harm.measure(runs, Places(out, data, weights), jobs=jobs, report=report)
+    typer.echo(no_harm.table(measured))
 
 
 @app.command("ablation")

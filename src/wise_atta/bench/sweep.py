@@ -14,7 +14,7 @@ from wise_atta.bench import engines
 from wise_atta.bench.engines import Engine, Job
 from wise_atta.bench.experiment import Experiment, below
 from wise_atta.bench.record import forget, read_json
-from wise_atta.bench.run import finished, given, idle, pick_device
+from wise_atta.bench.run import changed_fields, finished, idle, pick_device
 from wise_atta.bench.table import markdown, rows
 
 # Called when a run is over: its experiment, and its card or what went wrong.
@@ -38,13 +38,13 @@ def expand(grid: Mapping[str, Any]) -> list[Experiment]:
             raise errors.BadConfig(f"the grid has no value for {name!r}, so there is nothing to run")
     runs = [Experiment.parse(dict(zip(grid, values, strict=True))) for values in itertools.product(*axes)]
     useless = [idle(one).keys() for one in runs]
-    of_use = {name for one, names in zip(runs, useless, strict=True) for name in set(given(one)) - names}
-    found: dict[tuple[str, str], Experiment] = {}
+    of_use = {name for one, names in zip(runs, useless, strict=True) for name in set(changed_fields(one)) - names}
+    distinct: dict[tuple[str, str], Experiment] = {}
     for one, names in zip(runs, useless, strict=True):
         left_out = {name: Experiment.model_fields[name].default for name in of_use & names}
         plain = one.model_copy(update=left_out)
-        found.setdefault((plain.digest, plain.tag), plain)
-    return list(found.values())
+        distinct.setdefault((plain.digest, plain.tag), plain)
+    return list(distinct.values())
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ def _flat(experiment: Mapping[str, Any]) -> dict[str, Any]:
 
 def cards(folders: Sequence[Path]) -> list[dict[str, Any]]:
     """All run cards below some folders, in the order of their paths."""
-    found = sorted({path for folder in folders for path in below(folder, "card.json")})
-    if not found:
+    paths = sorted({path for folder in folders for path in below(folder, "card.json")})
+    if not paths:
         raise errors.DataError(f"no card.json below {', '.join(map(str, folders))}: was anything run there?")
-    return [read_json(path) for path in found]
+    return [read_json(path) for path in paths]

@@ -20,8 +20,8 @@ class Row:
 
     def values(self, result: str) -> list[float]:
         """One result of each run, by seed; NaN where it has none: of pictures never asked for there may be none."""
-        found = (card["results"][result] for card in self.cards)
-        return [math.nan if value is None else float(value) for value in found]
+        results = (card["results"][result] for card in self.cards)
+        return [math.nan if value is None else float(value) for value in results]
 
     def mean(self, result: str = "error") -> float:
         return float(np.mean(self.values(result)))

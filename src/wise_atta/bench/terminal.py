@@ -48,11 +48,11 @@ def watched(quiet: bool, total: int | None = None, say: Callable[[Experiment], s
             wrong = isinstance(result, errors.WiseAttaError)
             text = str(result)
             if isinstance(result, dict):
-                found = result["results"]
-                text = f"{found['error']:.2f} % error, {found['labels_spent']} labels, {found['seconds']:.0f} s"
-            said = f"{experiment.name} on {say(experiment)}: {text}"
+                results = result["results"]
+                text = f"{results['error']:.2f} % error, {results['labels_spent']} labels, {results['seconds']:.0f} s"
+            line = f"{experiment.name} on {say(experiment)}: {text}"
             (Console(stderr=True) if wrong and quiet else console).print(
-                said, style="red" if wrong else "", highlight=False, markup=False, soft_wrap=True
+                line, style="red" if wrong else "", highlight=False, markup=False, soft_wrap=True
             )
 
         yield report

@@ -124,13 +124,13 @@ def tune(grids: Sequence[Grid], places: Places, *, jobs: int = 1, report: Report
     failed: dict[str, errors.WiseAttaError] = {}
     runs = [run for grid in grids for run in grid.runs]
     cards = sweep(runs, places, jobs=jobs, report=report, failed=failed)
-    found: dict[str, Result] = {**{card["digest"]: card for card in cards}, **failed}
-    return [_gather(grid, found) for grid in grids]
+    by_digest: dict[str, Result] = {**{card["digest"]: card for card in cards}, **failed}
+    return [_gather(grid, by_digest) for grid in grids]
 
 
-def _gather(grid: Grid, found: Mapping[str, Result]) -> Tuned:
+def _gather(grid: Grid, by_digest: Mapping[str, Result]) -> Tuned:
     pairs = zip(grid.points, grid.runs, strict=True)
-    tuned = Tuned(grid.method, grid.data, tuple(_trial(point, found[run.digest]) for point, run in pairs))
+    tuned = Tuned(grid.method, grid.data, tuple(_trial(point, by_digest[run.digest]) for point, run in pairs))
     if math.isinf(tuned.best.error):
         raise errors.NotFinite(f"{grid.method} diverged at every point of {list(grid.points)}: try lower rates")
     return tuned

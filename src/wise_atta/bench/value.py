@@ -135,15 +135,15 @@ class BreakEven:
             most = f"up to {self.tried[1]:g} labels a batch"
             return f"{self.method}: never better than {self.to} within what was run, {most}"
         if self.at_most and not self.ratio:
-            said = f"{self.method}: better than {self.to}, the same without labels, from the first label on"
+            verdict = f"{self.method}: better than {self.to}, the same without labels, from the first label on"
         elif self.at_most:
-            said = f"{self.method}: better than {self.to} already at {self.ratio:g} labels a batch, the fewest run"
+            verdict = f"{self.method}: better than {self.to} already at {self.ratio:g} labels a batch, the fewest run"
         else:
-            said = f"{self.method}: better than {self.to} from {self.ratio:.2g} labels a batch on"
+            verdict = f"{self.method}: better than {self.to} from {self.ratio:.2g} labels a batch on"
         sure = "cannot be told apart from it at any ratio that was run"
         if self.told_apart is not None:
             sure = f"told apart from it at {self.told_apart:g}"
-        return f"{said} (95 % interval {span}); {sure}"
+        return f"{verdict} (95 % interval {span}); {sure}"
 
 
 @dataclass(frozen=True)
@@ -212,13 +212,13 @@ class Value:
 
     def words(self) -> list[str]:
         """The answers as sentences."""
-        said = [f"Best without labels: {self.baseline}, {self.best.error.mean:.2f} % error."]
-        said += [found.words() for found in self.break_even]
-        everywhere = {found.method: found.ratio for found in self.break_even}
-        for found in self.break_even_never_asked:
-            if (found.ratio is None) != (everywhere[found.method] is None):
-                said.append(f"On samples never asked for, {found.words()}")
-        return said
+        lines = [f"Best without labels: {self.baseline}, {self.best.error.mean:.2f} % error."]
+        lines += [crossing.words() for crossing in self.break_even]
+        everywhere = {crossing.method: crossing.ratio for crossing in self.break_even}
+        for crossing in self.break_even_never_asked:
+            if (crossing.ratio is None) != (everywhere[crossing.method] is None):
+                lines.append(f"On samples never asked for, {crossing.words()}")
+        return lines
 
     def figure(self) -> Figure:
         """Error against labels spent, and the difference to the best unlabelled method on the same samples."""
@@ -227,10 +227,12 @@ class Value:
         itself = Difference(self.baseline, _NOTHING, _NOTHING, None, None)
         for method in self.asking:
             points = self.curve(method)
-            labels, found = [point.labels for point in points], [point.against or itself for point in points]
-            kept = [(n, one.never_asked) for n, one in zip(labels, found, strict=True) if one.never_asked is not None]
+            labels, differences = [point.labels for point in points], [point.against or itself for point in points]
+            kept = [
+                (n, one.never_asked) for n, one in zip(labels, differences, strict=True) if one.never_asked is not None
+            ]
             error.append(_series(method, labels, [point.error for point in points]))
-            everywhere.append(_series(method, labels, [one.all for one in found]))
+            everywhere.append(_series(method, labels, [one.all for one in differences]))
             elsewhere.append(_series(method, [n for n, _ in kept], [one for _, one in kept]))
             known = [(point.labels, *point.nudged) for point in points if point.nudged is not None]
             xs, ys, spread = ([one[place] for one in known] for place in range(3))
@@ -246,8 +248,8 @@ class Value:
         ]
         if any(line.xs for line in chance):
             level = None if self.best.nudged is None else self.best.nudged[0]
-            said = "Error of nudged runs, ± deviation" + ("" if level is None else f"; dashed: {self.baseline}")
-            panels.append(Panel(said, "lines", spent, "error %", chance, level=level))
+            title = "Error of nudged runs, ± deviation" + ("" if level is None else f"; dashed: {self.baseline}")
+            panels.append(Panel(title, "lines", spent, "error %", chance, level=level))
         return Figure(f"What labels buy on {self.title()}", panels, " ".join([*self.words(), self.note()]))
 
     def curve(self, method: str) -> list[Point]:
@@ -258,22 +260,22 @@ class Value:
 
     def markdown(self) -> str:
         """Table, answers and how to read them, for a page."""
-        said = "\n".join(f"- {text}" for text in self.words())
-        return f"{self.title()}.\n\n{said}\n\n{markdown(*self.table())}\n\n{self.note()}\n"
+        listed = "\n".join(f"- {text}" for text in self.words())
+        return f"{self.title()}.\n\n{listed}\n\n{markdown(*self.table())}\n\n{self.note()}\n"
 
     def note(self) -> str:
         """How the intervals were made."""
-        said = (
+        note = (
             f"Differences in points, negative is better; 95 % intervals from {self.replicates:,} bootstrap replicates "
             "over blocks of batches and over seeds, paired by sample. Never asked: without the pictures that a method "
             "asked for, for both sides. Per 100 labels: points of error removed."
         )
         if any(point.nudged is not None for point in self.points):
-            said += (
+            note += (
                 " Nudged: mean and deviation of runs whose weights were moved by 1e-7; where there are such, intervals "
                 "over one stream know from them, and not from seeds alone, how far runs come apart."
             )
-        return said
+        return note
 
 
 def value(runs: Sequence[Run], *, seed: int = 0, replicates: int = REPLICATES, left_out: Sequence[str] = ()) -> Value:
@@ -354,21 +356,21 @@ def _error_never_asked(group: _Group) -> float | None:
 
 def _distinct(runs: Sequence[Run]) -> list[Run]:
     """Each experiment once: a copy would count as another seed."""
-    found: dict[str, Run] = {}
+    first_of: dict[str, Run] = {}
     for run in distinct(runs):
-        first = found.setdefault(str(run.card.get("digest")), run)
+        first = first_of.setdefault(str(run.card.get("digest")), run)
         if first is not run:
             raise errors.DataError(
                 f"{_at(first)} and {_at(run)} are the same experiment with different outcomes: leave one out; "
                 "`wise-atta compare` shows where they part"
             )
-    return list(found.values())
+    return list(first_of.values())
 
 
 def _streams(runs: Sequence[Run]) -> dict[int, Run]:
     """A run for every order of the stream, by the seed of that order; any other difference is refused."""
     first = runs[0]
-    found: dict[int, Run] = {}
+    by_seed: dict[int, Run] = {}
     for run in runs:
         mine, theirs = stream_of(run), stream_of(first)
         for name in mine.keys() | theirs.keys():
@@ -377,13 +379,13 @@ def _streams(runs: Sequence[Run]) -> dict[int, Run]:
                     f"{_at(first)} and {_at(run)} are not over the same stream: {name} is {theirs.get(name)!r} in the "
                     f"first and {mine.get(name)!r} in the second. Give runs over one stream, with one model"
                 )
-        other = found.setdefault(int(run.provenance["stream"]["spec"].get("seed", 0)), run)
+        other = by_seed.setdefault(int(run.provenance["stream"]["spec"].get("seed", 0)), run)
         if not _same_order(run, other):
             raise errors.DataError(
                 f"{_at(other)} and {_at(run)} describe the same stream but saw other pictures or another order: the "
                 "data or the release that read it has changed. Run one of them again"
             )
-    return found
+    return by_seed
 
 
 def stream_of(run: Run) -> dict[str, Any]:
@@ -470,16 +472,16 @@ def _group(runs: Sequence[Run], streams: Mapping[int, Run]) -> list[_Group]:
 
 def _one_a_seed(runs: Sequence[Run]) -> list[Run]:
     """Each seed once: on other threads, or with a ratio that nothing was asked under, it is no second draw."""
-    found: dict[int, Run] = {}
+    by_seed: dict[int, Run] = {}
     # Of runs that are the same, one that knows its spread.
     for run in sorted(runs, key=lambda run: not nudged(run.card)):
-        first = found.setdefault(int(run.experiment["seed"]), run)
+        first = by_seed.setdefault(int(run.experiment["seed"]), run)
         if not np.array_equal(first.hits, run.hits):
             raise errors.DataError(
                 f"{_at(first)} and {_at(run)} are runs of one method with the same seed and different outcomes, as on "
                 "other devices or threads: leave one out; `wise-atta compare` shows where they part"
             )
-    return [run for run in runs if found[int(run.experiment["seed"])] is run]
+    return [run for run in runs if by_seed[int(run.experiment["seed"])] is run]
 
 
 def _kind(runs: Sequence[Run]) -> Kind:
@@ -496,24 +498,24 @@ def by_method(runs: Sequence[Run]) -> dict[tuple[str, float], list[Run]]:
     names = method_names([run.experiment for run in runs])
     together: dict[tuple[str, float | None], list[Run]] = {}
     for run in runs:
-        policy, given = (_asked(run.experiment, name) for name in ("policy", "ratio"))
+        policy, asked_ratio = (_asked(run.experiment, name) for name in ("policy", "ratio"))
         # `always` keeps to no ratio.
-        given = None if policy == "always" else given
-        together.setdefault((names[method_key(run.experiment)], given), []).append(run)
-    found: dict[tuple[str, float], list[Run]] = {}
-    for (method, given), some in together.items():
-        ratio = given
+        asked_ratio = None if policy == "always" else asked_ratio
+        together.setdefault((names[method_key(run.experiment)], asked_ratio), []).append(run)
+    groups: dict[tuple[str, float], list[Run]] = {}
+    for (method, asked_ratio), some in together.items():
+        ratio = asked_ratio
         if ratio is None:
             ratio = float(np.mean([run.results["labels_spent"] / run.results["batches"] for run in some]))
         asked = any(run.results["questions"]["asked"] for run in some)
-        found.setdefault((method, float(ratio) if asked else 0.0), []).extend(some)
-    return found
+        groups.setdefault((method, float(ratio) if asked else 0.0), []).extend(some)
+    return groups
 
 
 def _asked(experiment: Mapping[str, Any], name: str) -> Any:
     """What an experiment says about labels, as a field or else among its method's options."""
-    found = experiment.get(name)
-    return experiment.get("options", {}).get(name) if found is None else found
+    outside = experiment.get(name)
+    return experiment.get("options", {}).get(name) if outside is None else outside
 
 
 def method_key(experiment: Mapping[str, Any]) -> str:
@@ -542,7 +544,7 @@ def method_names(experiments: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     ['wise, paced', 'wise, no labels', 'tent']
     """
     keys = {method_key(one): _flat(one) for one in experiments}
-    found: dict[str, str] = {}
+    named: dict[str, str] = {}
     for key, fields in keys.items():
         alike = [other for k, other in keys.items() if k != key and other["method"] == fields["method"]]
         parts = [str(fields["method"])]
@@ -551,9 +553,9 @@ def method_names(experiments: Sequence[Mapping[str, Any]]) -> dict[str, str]:
                 alike = [other for other in alike if other.get(field_name) == here]
                 parts += [_part(field_name, here)] if here not in (None, False, {}, []) else []
         name = ", ".join(parts)
-        twins = sum(other == name or other.startswith(f"{name} #") for other in found.values())
-        found[key] = f"{name} #{twins + 1}" if twins else name
-    return found
+        twins = sum(other == name or other.startswith(f"{name} #") for other in named.values())
+        named[key] = f"{name} #{twins + 1}" if twins else name
+    return named
 
 
 def _part(name: str, value: Any) -> str:
@@ -609,12 +611,12 @@ class _Sampler:
 
     def moved(self, group: _Group) -> Array:
         """By how many points chance moves the mean of a group, [1 + replicates]."""
-        found = np.zeros(1 + self.replicates)
+        shifts = np.zeros(1 + self.replicates)
         if len(self.streams) == 1 and group.nudged:
             deviation, freedom = group.chance
             drawn = rng.numpy(self.seed, f"value.chance.{group.name}").standard_t(freedom, self.replicates)
-            found[1:] = deviation * drawn
-        return found
+            shifts[1:] = deviation * drawn
+        return shifts
 
     def sums(self, stream: int, values: NDArray[Any]) -> Array:
         """The sum of one value a sample over the batches of each replicate, [1 + replicates]."""
@@ -668,15 +670,17 @@ class _Pair:
     def result(self) -> Difference:
         # Where every picture was asked for, nothing is left to compare.
         kept = self.never_asked if np.isfinite(self.never_asked).all() else None
-        rates = [None if found is None or not self.labels else -100 * found / self.labels for found in (self.all, kept)]
-        never, per_100, per_100_never = (None if found is None else _interval(found) for found in (kept, *rates))
+        rates = [
+            None if points is None or not self.labels else -100 * points / self.labels for points in (self.all, kept)
+        ]
+        never, per_100, per_100_never = (None if points is None else _interval(points) for points in (kept, *rates))
         return Difference(self.to, _interval(self.all), never, per_100, per_100_never)
 
 
 def _break_evens(
     groups: Sequence[_Group], best: _Group, differences: Mapping[str, _Pair], kept: Literal["all", "never_asked"]
 ) -> list[BreakEven]:
-    found = []
+    crossings = []
     for method in dict.fromkeys(group.method for group in groups if group.kind == "asking"):
         asking = sorted((g for g in groups if g.method == method and g.kind == "asking"), key=lambda g: g.ratio)
         curve = [(group.ratio, getattr(differences[group.name], kept)) for group in asking]
@@ -693,7 +697,7 @@ def _break_evens(
         ratios = [ratio for ratio, _ in curve]
         breaks = bootstrap.break_even(ratios, np.array([values for _, values in curve]))
         low, high = bootstrap.interval(breaks[1:])
-        found.append(
+        crossings.append(
             BreakEven(
                 method,
                 best.method,
@@ -705,15 +709,15 @@ def _break_evens(
                 tried=tried,
             )
         )
-    return found
+    return crossings
 
 
 _NOTHING = Interval(0.0, 0.0, 0.0)
 
 
-def _series(name: str, xs: Sequence[float], found: Sequence[Interval]) -> Series:
+def _series(name: str, xs: Sequence[float], intervals: Sequence[Interval]) -> Series:
     """Means with their intervals, which reach further to one side than to the other."""
-    return Series(name, xs, [one.mean for one in found], ends=[(one.low, one.high) for one in found])
+    return Series(name, xs, [one.mean for one in intervals], ends=[(one.low, one.high) for one in intervals])
 
 
 def _finite(value: float) -> float | None:
@@ -729,21 +733,25 @@ def _ratio(value: float | None) -> str:
     return "never" if value is None else f"{value:.2g}"
 
 
-def _plain(found: Interval, short: bool) -> str:
-    return f"{found.mean:.2f}" if short else f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+def _plain(interval: Interval, short: bool) -> str:
+    return f"{interval.mean:.2f}" if short else f"{interval.mean:.2f} [{interval.low:.2f}, {interval.high:.2f}]"
 
 
-def _around(found: tuple[float, float] | None, short: bool) -> str:
-    return "" if found is None else f"{found[0]:.2f}" if short else f"{found[0]:.2f} ± {found[1]:.2f}"
+def _around(error: tuple[float, float] | None, short: bool) -> str:
+    return "" if error is None else f"{error[0]:.2f}" if short else f"{error[0]:.2f} ± {error[1]:.2f}"
 
 
-def _cells(found: Difference | None) -> list[str]:
-    return ["", "", ""] if found is None else [_span(found.all), _span(found.never_asked), _span(found.per_100)]
+def _cells(difference: Difference | None) -> list[str]:
+    return (
+        ["", "", ""]
+        if difference is None
+        else [_span(difference.all), _span(difference.never_asked), _span(difference.per_100)]
+    )
 
 
-def _span(found: Interval | None) -> str:
+def _span(interval: Interval | None) -> str:
     """`−1.25 [−2.42, −0.11]`."""
-    if found is None:
+    if interval is None:
         return ""
-    mean, low, high = (f"{value:+.2f}".replace("-", "−") for value in (found.mean, found.low, found.high))
+    mean, low, high = (f"{value:+.2f}".replace("-", "−") for value in (interval.mean, interval.low, interval.high))
     return f"{mean} [{low}, {high}]"

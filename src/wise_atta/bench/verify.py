@@ -100,13 +100,13 @@ class Verdict:
     def __str__(self) -> str:
         due = "the same digits are due" if self.exact else f"elsewhere ({'; '.join(self.elsewhere)})"
         apart = "" if self.logits is None else f", first logits {self.logits:.1e} apart"
-        found = f"error {self.error:.4f} % on the card, {self.here:.4f} % here{apart}"
+        measured = f"error {self.error:.4f} % on the card, {self.here:.4f} % here{apart}"
         verdict = "holds"
         if self.broken:
             verdict = "does not hold: " + "; ".join([*self.broken, *self.open])
         elif self.open:
             verdict = "nothing speaks against it, but it cannot be told: " + "; ".join(self.open)
-        return f"{self.name} {self.digest}: {due}; {found}: {verdict}"
+        return f"{self.name} {self.digest}: {due}; {measured}: {verdict}"
 
 
 def verify(
@@ -125,10 +125,10 @@ def verify(
         pick_device(experiment.device)
     except errors.BadConfig:
         experiment = experiment.model_copy(update={"device": "auto"})
-    found = once(experiment, data=data, weights=weights, cache=cache)
-    elsewhere = not_due(promised, found["provenance"])
+    again = once(experiment, data=data, weights=weights, cache=cache)
+    elsewhere = not_due(promised, again["provenance"])
     exact = not elsewhere
-    then, now = card["results"], found["results"]
+    then, now = card["results"], again["results"]
     first = card.get("first_batch")
     verdict = Verdict(
         name=experiment.name,
@@ -137,11 +137,11 @@ def verify(
         elsewhere=elsewhere,
         error=then["error"],
         here=now["error"],
-        logits=None if first is None else _apart(first, found["first_batch"]),
+        logits=None if first is None else _apart(first, again["first_batch"]),
     )
-    verdict.broken += other_inputs(promised, found["provenance"])
+    verdict.broken += other_inputs(promised, again["provenance"])
     if exact:
-        if first is not None and first["digest"] != found["first_batch"]["digest"]:
+        if first is not None and first["digest"] != again["first_batch"]["digest"]:
             verdict.broken.append("the first batch's logits have other bits")
         kept = [name for name in then if name not in _NOT_PROMISED]
         verdict.broken += [
@@ -167,12 +167,12 @@ def verify(
 
 def not_due(promised: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Why the digits of a card are not due here; nothing where they are."""
-    found = differences(promised, now)
+    reasons = differences(promised, now)
     if not promised["deterministic"]:
-        found.append("the run was not deterministic")
+        reasons.append("the run was not deterministic")
     if promised.get("excepted"):
-        found.append(f"the card excepts {' and '.join(promised['excepted'])} from the same digits")
-    return found
+        reasons.append(f"the card excepts {' and '.join(promised['excepted'])} from the same digits")
+    return reasons
 
 
 def _same(then: Any, now: Any) -> bool:

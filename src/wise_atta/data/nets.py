@@ -99,7 +99,7 @@ def build(name: str, classes: int = 10) -> nn.Module:
     """
     if name == "digits_cnn":
         return DigitsCNN(classes)
-    found = re.fullmatch(r"resnet18(?:_w([1-9]\d*))?", name)
-    if found is None:
+    match = re.fullmatch(r"resnet18(?:_w([1-9]\d*))?", name)
+    if match is None:
         raise errors.unknown("network", name, ["digits_cnn", "resnet18", "resnet18_w32"])
-    return ResNet18(classes, width=int(found[1] or 64))
+    return ResNet18(classes, width=int(match[1] or 64))

@@ -25,9 +25,10 @@ from torch.utils import data as torch_data
 
 from wise_atta import errors, rng
 from wise_atta.data import catalog
+from wise_atta.data.arrangement import GRADUAL, ORDERS, PROTOCOLS, Arrangement, arrange
 from wise_atta.data.datasets import Dataset, Place, fingerprint, picture_of
 from wise_atta.data.pictures import INTERPOLATIONS
-from wise_atta.stream import GRADUAL, ORDERS, PROTOCOLS, Arrangement, Batch, arrange
+from wise_atta.stream import Batch
 
 # Names under which a combination of options is known.
 SHORTHANDS: Mapping[str, Mapping[str, Any]] = {

@@ -307,12 +307,12 @@ def digits() -> Decoded:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise errors.MissingExtra("digits come with scikit-learn: pip install 'wise-atta[bench]'") from error
-    found = load_digits()
-    grey = torch.from_numpy(found.images * (255 / 16)).unsqueeze(1)
+    bundle = load_digits()
+    grey = torch.from_numpy(bundle.images * (255 / 16)).unsqueeze(1)
     doubled = nn.functional.interpolate(grey, scale_factor=2.0, mode="bilinear", align_corners=False)
     pixels = nn.functional.pad(doubled.round().to(torch.uint8), (8, 8, 8, 8))
-    labels = found.target.astype(np.int64)
-    return Decoded("digits", pixels, torch.from_numpy(labels), tuple(map(str, found.target_names)))
+    labels = bundle.target.astype(np.int64)
+    return Decoded("digits", pixels, torch.from_numpy(labels), tuple(map(str, bundle.target_names)))
 
 
 def split(data: Decoded, held_out: float, seed: int) -> tuple[Decoded, Decoded]:

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from wise_atta import errors
-from wise_atta.data import models
-from wise_atta.data import train as training
+from wise_atta.data import models, train as training
 
 app = typer.Typer(help="Train source models and measure them.")
 
@@ -47,9 +46,9 @@ def train(
 ) -> None:
     """Train a source model; an interrupted run goes on where it stopped."""
     recipe = training.RECIPES.get(what, training.RECIPES["folder"])
-    given: dict[str, Any] = {"start": model, "epochs": epochs, "seed": seed}
-    given = {key: value for key, value in given.items() if value is not None}
-    recipe = dataclasses.replace(recipe, **given, **_changes(change or []))
+    options: dict[str, Any] = {"start": model, "epochs": epochs, "seed": seed}
+    options = {key: value for key, value in options.items() if value is not None}
+    recipe = dataclasses.replace(recipe, **options, **_changes(change or []))
     console = Console(stderr=True, quiet=quiet or as_json)
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console
@@ -98,11 +97,13 @@ def evaluate(
     """Measure a model's error on a data set as it is, without adaptation."""
     source = models.load(model, weights=weights)
     for domain in training.read(what, source, data):
-        found = training.evaluate(source, domain, device=device)
+        measured = training.evaluate(source, domain, device=device)
         if as_json:
-            typer.echo(json.dumps(found))
+            typer.echo(json.dumps(measured))
         else:
-            typer.echo(f"{found['model']} on {found['data']}: {_percent(found['error'], found['pictures'])}")
+            typer.echo(
+                f"{measured['model']} on {measured['data']}: {_percent(measured['error'], measured['pictures'])}"
+            )
 
 
 def _percent(error: float, pictures: int) -> str:

@@ -1,8 +1,9 @@
-"""How do gradients become a new version? The rules of `torch.optim`, into new values that are published when done."""
+"""The optimizer: the rules of `torch.optim`, into new values that are published when done."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -17,6 +18,7 @@ Momenta: TypeAlias = dict[str, Tensor]
 _BETA1, _BETA2, _EPS = 0.9, 0.999, 1e-8
 
 
+@dataclass(eq=False, repr=False)
 class Optimizer:
     """One optimizer for all adapted tensors of a classifier; each group of them is a single flat parameter.
 
@@ -33,41 +35,34 @@ class Optimizer:
         Another optimizer of the same classifier. Both move the same values, each with momenta of its own.
     """
 
-    def __init__(
-        self,
-        model: Weights,
-        *,
-        kind: Kind = "sgd",
-        lr: float = 1e-3,
-        momentum: float = 0.9,
-        nesterov: bool = True,
-        weight_decay: float = 0.0,
-        share: Optimizer | None = None,
-    ) -> None:
-        check_rate(lr)
-        if not 0 <= momentum < 1 or not weight_decay >= 0:
+    model: Weights
+    _: KW_ONLY
+    kind: Kind = "sgd"
+    lr: float = 1e-3
+    momentum: float = 0.9
+    nesterov: bool = True
+    weight_decay: float = 0.0
+    share: InitVar[Optimizer | None] = None
+
+    def __post_init__(self, share: Optimizer | None) -> None:
+        check_rate(self.lr)
+        if not 0 <= self.momentum < 1 or not self.weight_decay >= 0:
             raise errors.BadConfig(
-                f"momentum must be in [0, 1) and weight_decay at least 0, not {momentum}, {weight_decay}"
+                f"momentum must be in [0, 1) and weight_decay at least 0, not {self.momentum}, {self.weight_decay}"
             )
-        if kind not in get_args(Kind):
-            raise errors.unknown("optimizer", kind, get_args(Kind))
-        self.model = model
-        self.kind: Kind = kind
-        self.lr = lr
-        self.momentum = momentum
-        self.nesterov = nesterov
-        self.weight_decay = weight_decay
+        if self.kind not in get_args(Kind):
+            raise errors.unknown("optimizer", self.kind, get_args(Kind))
         self._shared = None if share is None else share._owner
         self._sharing: list[Optimizer] = []
         if self._shared is not None:
             self._shared._sharing.append(self)
         else:
             # What was published is never written to again: those who saw it may still look at it.
-            self._flat = self._published = wide(model.source_flat())
+            self._flat = self._published = wide(self.model.source_flat())
         self._source: Tensor | None = None
         self._momenta: dict[str, Momenta] = {}
         self._gradient = torch.zeros_like(self.flat)
-        self._gradient_views = model.layout.views(self._gradient)
+        self._gradient_views = self.model.layout.views(self._gradient)
 
     @property
     def _owner(self) -> Optimizer:
@@ -95,7 +90,7 @@ class Optimizer:
             self.publish()
 
     def _taken(self, gradients: Gradients) -> dict[str, Tensor]:
-        layout, found = self.model.layout, dict[str, Tensor]()
+        layout, flat = self.model.layout, dict[str, Tensor]()
         for group, grads in gradients.items():
             if isinstance(grads, Tensor):
                 part = grads.to(self._gradient.dtype)
@@ -104,8 +99,8 @@ class Optimizer:
                 part = self._gradient[layout.slices[group]]
             else:
                 continue
-            found[group] = torch.where(signals.all_finite(part), part, 0.0)
-        return found
+            flat[group] = torch.where(signals.all_finite(part), part, 0.0)
+        return flat
 
     def _sgd(self, values: Tensor, gradient: Tensor, momenta: Momenta, lr: float) -> Momenta:
         """`torch.optim.SGD` on one tensor, to the bit, but for momenta that are new tensors."""

@@ -1,4 +1,4 @@
-"""How does WISE-ATTA learn? Norm parameters by λ_sup·L_sup + λ_ent·L_ent, then the head by L_sup."""
+"""WISE-ATTA's update: norm parameters by λ_sup·L_sup + λ_ent·L_ent, then the head by L_sup."""
 
 from __future__ import annotations
 
@@ -91,6 +91,8 @@ class TwoStep(_Steps):
         self.runs_again = self.block is not None
         second = _HEADS[self.train_head] if self.block is None else self.block
         self.adapts = {"norm": self.norm} | ({} if second is None else {"second": second})
+        # What takes the second step, if anything.
+        self._second = None if second is None else "head" if self.block is None else "block"
 
     def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         super().start(model, anchor)
@@ -116,17 +118,16 @@ class TwoStep(_Steps):
         by_norm = sums.gradients(  # eq. 1: λ_sup·L_sup + λ_ent·L_ent
             "norm", (self.lambda_sup, sup if self.supervise_norm else None), (self.lambda_ent, ent)
         )
-        trains_head = sup is not None and self.block is None and self.train_head != "none"
-        by_head = sums.of_head("second", self.lambda_head) if trains_head else {}
+        second = None if sup is None else self._second
+        by_head = sums.of_head("second", self.lambda_head) if second == "head" else {}
         # All is published together: nobody sees half of an update.
         if by_norm:
             self.optimizer.step(by_norm, publish=False)
         if by_head:
             self.optimizer.step(by_head, lr=self.head_lr, publish=False)
-        by_block = sup is not None and self.block is not None
-        if by_block:
+        if second == "block":
             self._step_of_block(forward, labels)
-        if by_norm or by_head or by_block:
+        if by_norm or second is not None:
             self.optimizer.finish(self.pull)
         return {name: loss.value for name, loss in (("ent", ent), ("sup", sup)) if loss is not None}
 
@@ -136,9 +137,9 @@ class TwoStep(_Steps):
         loss = self.lambda_head * labels.loss(labels.outputs(model, again)[0])
         gradients = model.gradients(loss, again.version, ["norm", "second"])
         # Norm tensors outside the block share a group with those inside: a gradient of zero leaves them where they are.
-        for group, found in gradients.items():
+        for group, own in gradients.items():
             names = model.layout.groups[group]
-            gradients[group] = [g if n in self._inside else g.zero_() for n, g in zip(names, found, strict=True)]
+            gradients[group] = [g if n in self._inside else g.zero_() for n, g in zip(names, own, strict=True)]
         self.second.step(gradients, lr=self.head_lr, publish=False)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which methods are there? One file each, each a short composition of when, what and how."""
+"""Methods: one file each, each a short composition of when, what and how."""
 
 from __future__ import annotations
 
@@ -11,60 +11,25 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from wise_atta import errors
-from wise_atta.methods.bn import bn
-from wise_atta.methods.cema import cema
-from wise_atta.methods.cotta import cotta
-from wise_atta.methods.eata import eata
-from wise_atta.methods.eatta import eatta
-from wise_atta.methods.eta import eta
-from wise_atta.methods.hiltta import hiltta
-from wise_atta.methods.method import Method
+from wise_atta.methods.bn import bn as bn
+from wise_atta.methods.cema import cema as cema
+from wise_atta.methods.cotta import cotta as cotta
+from wise_atta.methods.eata import eata as eata
+from wise_atta.methods.eatta import eatta as eatta
+from wise_atta.methods.eta import eta as eta
+from wise_atta.methods.hiltta import hiltta as hiltta
+from wise_atta.methods.method import Method as Method
 from wise_atta.methods.recipes import check_known, options_of
-from wise_atta.methods.roid import roid
-from wise_atta.methods.sar import sar
-from wise_atta.methods.simatta import simatta
-from wise_atta.methods.source import source
-from wise_atta.methods.table import ROWS, Row
-from wise_atta.methods.tent import tent
-from wise_atta.methods.wise import wise
-
-__all__ = [
-    "METHODS",
-    "Method",
-    "Row",
-    "bn",
-    "cema",
-    "cotta",
-    "eata",
-    "eatta",
-    "eta",
-    "factory",
-    "get",
-    "hiltta",
-    "list",
-    "options",
-    "roid",
-    "sar",
-    "simatta",
-    "source",
-    "tent",
-    "wise",
-]
+from wise_atta.methods.roid import roid as roid
+from wise_atta.methods.sar import sar as sar
+from wise_atta.methods.simatta import simatta as simatta
+from wise_atta.methods.source import source as source
+from wise_atta.methods.table import ROWS, Row as Row
+from wise_atta.methods.tent import tent as tent
+from wise_atta.methods.wise import wise as wise
 
 METHODS: dict[str, Callable[..., Method]] = {
-    "source": source,
-    "bn": bn,
-    "tent": tent,
-    "eta": eta,
-    "eata": eata,
-    "sar": sar,
-    "cotta": cotta,
-    "roid": roid,
-    "simatta": simatta,
-    "hiltta": hiltta,
-    "cema": cema,
-    "eatta": eatta,
-    "wise": wise,
+    make.__name__: make for make in (source, bn, tent, eta, eata, sar, cotta, roid, simatta, hiltta, cema, eatta, wise)
 }
 
 

@@ -2,9 +2,12 @@
 
 from wise_atta.model.layout import Gradients, Layout, Spec, Version, wide
 from wise_atta.model.network import Forward, Network, Work
-from wise_atta.model.statistics import Mixture as _Mixture  # modules that 0.1 exported and pickled name them here
-from wise_atta.model.statistics import Samples as _Samples
-from wise_atta.model.statistics import Statistics, StatisticsMode
+from wise_atta.model.statistics import (
+    Mixture as _Mixture,  # modules that 0.1 exported and pickled name them here
+    Samples as _Samples,
+    Statistics,
+    StatisticsMode,
+)
 from wise_atta.model.weights import Classifier, Published, Weights
 
 __all__ = ["Classifier", "Forward", "Gradients", "Layout", "Network", "Published", "Spec", "Statistics"]

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from wise_atta import errors
-from wise_atta.engine import layers
-from wise_atta.engine import precision as precisions
+from wise_atta.engine import layers, precision as precisions
 from wise_atta.engine.layers import First
 from wise_atta.engine.precision import Precision, RunOptions
 from wise_atta.model import checks

@@ -1,13 +1,16 @@
 """WISE-ATTA as the paper prints it: when to ask (Algorithm 1), what to ask (drift), how to learn (eq. 1).
 
-The functions stand in the order of the paper, under its section titles. Where it leaves room:
+The functions stand in the order of the paper. Where it leaves room:
 
 - At the first batch model and anchor are one and every drift is 0: ties are broken at random.
 - L_ent is over all n samples in the equation; by default (`filtered`) it is over the confident ones that are not
-  labelled, H < τ_ent, as section 2.1 says most methods do and as the published code does.
+  labelled, H < τ_ent: section 2.1 says that most methods do so, and the published code does.
 - A labelled batch takes two steps: eq. 1 on the normalisation tensors, then L_sup on the classifier head (appendix,
   "Which parameters to adapt?"), from the features of the same forward. Each has a momentum of its own.
-- The quantile interpolates linearly between two scores.
+- A batch without a label and without a confident sample takes no step; the anchor follows all the same.
+- The quantile interpolates linearly between two scores. A score that equals it is selected, as printed.
+- Nothing in Algorithm 1 keeps Σ|Q_t| ≤ ⌊rT⌋: in its example below it takes 5 labels of 8 batches at r = 0.5. The
+  package has an account behind it.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ from wise_atta.reference.toy import toy
 SGD = partial(torch.optim.SGD, lr=2.5e-4, momentum=0.9, nesterov=True)
 
 
-# 2 Test-time adaptation
+# Section 2: test-time adaptation
 
 
 def l_ent(logits: Tensor, labelled: list[int], threshold: float | None) -> Tensor:
@@ -58,7 +61,7 @@ def l_sup(logits: Tensor, labels: dict[int, int]) -> Tensor:
     return functional.cross_entropy(logits[list(labels)], torch.tensor(list(labels.values())))
 
 
-# 3.1 Batch selection
+# Section 3.1: batch selection
 
 
 def utility(logits: Tensor, threshold: float) -> int:
@@ -76,6 +79,8 @@ class BudgetPaced:
 
     `r` is the target ratio, W the window, M the warm-up, H_c the correction horizon, δ the slack.
 
+    Examples
+    --------
     >>> decide = BudgetPaced(r=0.5)
     >>> [decide(s) for s in (3, 1, 4, 1, 5, 9, 2, 6)]
     [1, 0, 1, 0, 1, 1, 0, 1]
@@ -92,34 +97,34 @@ class BudgetPaced:
         draw: Callable[[int], float] = uniform,
     ) -> None:
         self.r, self.window, self.warmup, self.horizon, self.slack, self.draw = r, window, warmup, horizon, slack, draw
-        self.t = self.used = 0  # t, u_t
-        self.history: list[float] = []  # line 1: no score
+        self.t = self.used = 0  # line 1: u_0 = 0
+        self.history: list[float] = []  # line 1: H = []
 
     def __call__(self, s: float) -> int:
         self.t += 1  # line 2
         a = self.select(s)
-        self.used += a  # line 13
+        self.used += a  # line 13: u_t = u_{t−1} + a_t; append s_t, drop the oldest beyond W
         self.history = [*self.history, s][-self.window :]
         return a
 
     def select(self, s: float) -> int:
         """a_t, whether this batch is labelled."""
-        target = self.r * self.t  # line 4: u*_t
-        if self.used + self.slack < target:  # line 5
+        target = self.r * self.t  # line 4: u*_t = r·t
+        if self.used + self.slack < target:  # line 5: u + δ < u*_t
             return 1  # line 6: rate floor, catch up
-        if len(self.history) < self.warmup:  # line 7
+        if len(self.history) < self.warmup:  # line 7: |H| < M
             return int(self.draw(self.t) < self.r)  # line 8: Bernoulli(r)
-        debt = self.r * self.t - self.used  # line 10: d_t
-        rate = min(max(self.r + debt / self.horizon, 0.0), 1.0)  # r̃_t
-        threshold = quantile(self.history, 1 - rate)  # line 11: τ_t
-        return int(s >= threshold)
+        debt = target - self.used  # line 10: d_t = r·t − u
+        rate = min(max(self.r + debt / self.horizon, 0.0), 1.0)  # line 10: r̃_t = clip(r + d_t/H_c, 0, 1)
+        threshold = quantile(self.history, 1 - rate)  # line 11: τ_t = Quantile_{1 − r̃_t}(H)
+        return int(s >= threshold)  # line 11
 
 
 def quantile(scores: list[float], level: float) -> float:
     return torch.tensor(scores, dtype=torch.float64).quantile(level).item()
 
 
-# 3.2 Sample selection
+# Section 3.2: sample selection
 
 
 def drift(logits: Tensor, anchor_logits: Tensor) -> Tensor:
@@ -139,7 +144,7 @@ def any_of(t: int, n: int) -> Tensor:
     return torch.rand(n, generator=chance("ties", t))
 
 
-# 3.3 The whole procedure
+# All of it
 
 
 def run(

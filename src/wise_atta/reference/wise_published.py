@@ -6,6 +6,9 @@
   one on 0.15·L_sup of a fresh forward. The bias of the head moves with the norm tensors except in that first step, its
   weight never. One momentum buffer a tensor serves all steps.
 - The anchor follows after every step. Anchor, budget and history begin anew at a domain change, which is the caller's.
+
+Left out of that code: on an unlabelled batch its anchor follows a second time, its class rule remembers one class and
+two in turn, and on ImageNet-C it steps the norm tensors of `layer1` twice.
 """
 
 from __future__ import annotations

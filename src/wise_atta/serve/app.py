@@ -30,8 +30,7 @@ from starlette.requests import ClientDisconnect
 import wise_atta
 from wise_atta import errors
 from wise_atta.engine import memory
-from wise_atta.serve import api, trust
-from wise_atta.serve import ledger as db
+from wise_atta.serve import api, ledger as db, trust
 from wise_atta.serve.auth import Buckets, Caller, Gate
 from wise_atta.serve.batcher import Full, Job, Stopping
 from wise_atta.serve.ledger import Notice, Question, Reply
@@ -150,9 +149,9 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
             caller = gate.caller(request.headers.get("authorization"), look=not failures.wait(address))
             if caller is None:
                 _slow_down(failures.take(address))
-                given = "authorization" in request.headers
-                said = "this token is not known, or was revoked" if given else "send a token: Authorization: Bearer …"
-                raise HTTPException(401, said, {"WWW-Authenticate": "Bearer"})
+                has_token = "authorization" in request.headers
+                unknown, missing = "this token is not known, or was revoked", "send a token: Authorization: Bearer …"
+                raise HTTPException(401, unknown if has_token else missing, {"WWW-Authenticate": "Bearer"})
             _slow_down(buckets.take(caller.name))
             if not any(caller.may(role) for role in roles):
                 raise HTTPException(403, f"this takes the role {' or '.join(roles)}; the token's is {caller.role}")
@@ -204,9 +203,9 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
         name = secrets.token_hex(8)
         reply = await asyncio.wrap_future(target.predict(Job(name, samples)))
         predictions = _predicted(reply.probabilities.numpy(), service.classes, top)
-        found = api.Predictions(request=name, stream=stream, version=reply.version, predictions=predictions)
+        answer = api.Predictions(request=name, stream=stream, version=reply.version, predictions=predictions)
         # As it is: what we made ourselves need not be checked again.
-        return Response(found.model_dump_json(), media_type="application/json")
+        return Response(answer.model_dump_json(), media_type="application/json")
 
     # -- asking people ------------------------------------------------------------------------------------------
 
@@ -230,10 +229,10 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
             left = db.count_by(session, Question.state, *waiting).get("open", 0)
             return [_query(row, service.classes) for row in rows], left, events
 
-        found, left, _ = await _written(service.ledger.write(write, lambda result: feed(result[2])))
+        questions, left, _ = await _written(service.ledger.write(write, lambda result: feed(result[2])))
         states = [service.streams[name].state for name in names]
         spent, allowed = sum(state.spent for state in states), sum(state.allowed for state in states)
-        return api.Queries(queries=found, open=left, spent=spent, allowed=allowed, now=time.time())
+        return api.Queries(queries=questions, open=left, spent=spent, allowed=allowed, now=time.time())
 
     @app.post("/queries/release", tags=["people"])
     async def release(body: api.Release, caller: Annotated[Caller, annotator]) -> api.Health:
@@ -260,26 +259,26 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
                 kind, data = row.picture_kind, row.picture
             return to_png(kind, data)
 
-        found = await asyncio.get_running_loop().run_in_executor(decoding, encode)
-        return Response(found, media_type="image/png")
+        png = await asyncio.get_running_loop().run_in_executor(decoding, encode)
+        return Response(png, media_type="image/png")
 
     @app.post("/answers", tags=["people"], responses=_CONFLICTS)
     async def answers(body: api.Answers, caller: Annotated[Caller, annotator]) -> api.Taken:
         """Answer questions. All of the answers count, or none."""
         for name in {item.stream for item in body.answers}:
             stream_of(name)
-        said = [trust.Said(item.stream, item.query, item.label) for item in body.answers]
+        submitted = [trust.Submission(item.stream, item.query, item.label) for item in body.answers]
 
         def write(session: Session) -> tuple[list[Event], int]:
             before = _held(session)
-            events = trust.answer(session, caller.name, said, len(service.classes))
+            events = trust.answer(session, caller.name, submitted, len(service.classes))
             held = _held(session) - before
             if held:
                 db.notice(session, None, "held", by=caller.name, answers=held)
             return events, held
 
         _, held = await _written(service.ledger.write(write, lambda result: feed(result[0])))
-        return api.Taken(taken=len(said) - held, held=held)
+        return api.Taken(taken=len(submitted) - held, held=held)
 
     # -- looking after it ---------------------------------------------------------------------------------------
 
@@ -347,7 +346,7 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
     def annotators(caller: Annotated[Caller, admin]) -> list[api.Annotator]:
         """How often each annotator's answers differ from the model's guess."""
         with service.ledger.read() as session:
-            found = trust.records(session)
+            records = trust.records(session)
         return [
             api.Annotator(
                 by=record.by,
@@ -357,7 +356,7 @@ def create_app(service: Service, *, loopback: bool = False) -> FastAPI:
                 high=record.interval[1],
                 suspicious=record.suspicious,
             )
-            for record in found
+            for record in records
         ]
 
     @app.get("/review", tags=["streams"])
@@ -500,7 +499,7 @@ def _predicted(probabilities: NDArray[np.float64], classes: tuple[str, ...], top
     best = np.argpartition(-probabilities, count - 1, axis=1)[:, :count]
     shares = np.take_along_axis(probabilities, best, axis=1)
     order = np.argsort(-shares, axis=1, kind="stable")
-    found = []
+    rows = []
     for labels, row in zip(
         np.take_along_axis(best, order, axis=1).tolist(),
         np.take_along_axis(shares, order, axis=1).tolist(),
@@ -508,8 +507,8 @@ def _predicted(probabilities: NDArray[np.float64], classes: tuple[str, ...], top
     ):
         named = _guesses(zip(labels, row, strict=True), classes)
         first = named[0]
-        found.append(api.Predicted(label=first.label, name=first.name, probability=first.probability, top=named))
-    return found
+        rows.append(api.Predicted(label=first.label, name=first.name, probability=first.probability, top=named))
+    return rows
 
 
 def _query(row: Question, classes: tuple[str, ...]) -> api.OpenQuery:

@@ -24,7 +24,7 @@ _FRESH = 1.0
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody who was let in."""
+    """A caller whose token is known: name and role."""
 
     name: str
     role: str
@@ -48,7 +48,7 @@ def create(session: Session, name: str, role: str) -> str:
 
 
 def revoke(session: Session, name: str) -> None:
-    """Let nobody in with this token from now on."""
+    """Revoke a token by its name."""
     row = session.scalars(select(Token).where(Token.name == name)).first()
     if row is None:
         raise errors.UnknownName(f"there is no token {name!r}")
@@ -56,7 +56,7 @@ def revoke(session: Session, name: str) -> None:
 
 
 def _digest(secret: str) -> str:
-    # 256 random bits need no slow hash: nobody can go through them.
+    # 256 random bits need no slow hash: they cannot be enumerated.
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -102,11 +102,11 @@ class Gate:
         """
         scheme, _, token = (header or "").partition(" ")
         parts = token.strip().split("_", 2)
-        given = scheme.lower() == "bearer" and len(parts) == 3 and parts[0] == "wa"
-        tokens = self._tokens(also=parts[1] if given and look else None)
+        well_formed = scheme.lower() == "bearer" and len(parts) == 3 and parts[0] == "wa"
+        tokens = self._tokens(also=parts[1] if well_formed and look else None)
         if self.is_open:
             return Caller("local", "admin")
-        if not given:
+        if not well_formed:
             return None
         digest, caller = tokens.get(parts[1], ("", None))
         right = hmac.compare_digest(digest.encode(), _digest(parts[2]).encode())
@@ -114,7 +114,7 @@ class Gate:
 
 
 class Buckets:
-    """How many more requests may a caller send now? A bucket each, refilled at a steady rate.
+    """Token buckets, one a caller, refilled at a steady rate: how many more requests may be sent now.
 
     Parameters
     ----------

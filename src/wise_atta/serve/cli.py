@@ -165,7 +165,7 @@ def run(model: str, settings: Settings, host: str, port: int) -> None:
 
 
 def _keep_the_interpreter_responsive() -> None:
-    """Let nobody wait for the interpreter: neither for another thread's turn nor for a search for garbage."""
+    """Shorten the turns of threads and the collections of garbage, so that requests need not wait for either."""
     # A request passes through several threads, and at each it may wait a whole turn of the learner's.
     sys.setswitchinterval(0.001)
     # What is there by now stays: to go through all of it again takes a quarter of a second.
@@ -174,19 +174,19 @@ def _keep_the_interpreter_responsive() -> None:
 
 
 def _hush() -> None:
-    """Let strangers fill neither the log nor the memory: of every new warning Python keeps the text for good."""
+    """Keep warnings about malformed requests out of the log and of memory: Python keeps every new text for good."""
     warnings.filterwarnings("ignore", module=r"PIL\.")
     logging.getLogger("python_multipart").setLevel(logging.ERROR)
     logging.getLogger("uvicorn.error").addFilter(_is_ours)
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a line is about the service, not about what somebody sent that is no request, or asks for WebSockets."""
+    """Whether a line of the log is about the service, not about a malformed request or one for WebSockets."""
     return not record.getMessage().startswith(("Invalid HTTP", "Unsupported upgrade", "No supported WebSocket"))
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Take an address before anybody is told that the service is there."""
+    """Bind an address, before the service announces itself."""
     try:
         (family, *_), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         return socket.create_server((host, port), family=family, backlog=2048)

@@ -166,11 +166,11 @@ class Settings:
         return self.rate * self.audit_share
 
 
-def _require(given: object, *names: str, least: int = 0) -> None:
+def _require(settings: object, *names: str, least: int = 0) -> None:
     for name in names:
         # Written so that NaN, which is neither more nor less than anything, is refused.
-        if not least <= getattr(given, name) <= _MOST:
-            raise errors.BadConfig(f"{name}={getattr(given, name)} must be at least {least}, and {_MOST} at most")
+        if not least <= getattr(settings, name) <= _MOST:
+            raise errors.BadConfig(f"{name}={getattr(settings, name)} must be at least {least}, and {_MOST} at most")
 
 
 def build(model: SourceModel, settings: Settings) -> Adapter:
@@ -210,9 +210,9 @@ def build(model: SourceModel, settings: Settings) -> Adapter:
     return adapter
 
 
-def class_names(model: SourceModel, given: tuple[str, ...] | None, outputs: int) -> tuple[str, ...]:
+def class_names(model: SourceModel, chosen: tuple[str, ...] | None, outputs: int) -> tuple[str, ...]:
     """What the classes are called: as given, as the model says, or by number."""
-    names = given if given is not None else model.classes
+    names = chosen if chosen is not None else model.classes
     if names is None:
         return tuple(str(number) for number in range(outputs))
     if len(names) != outputs:

@@ -132,15 +132,15 @@ class History:
 
     def _now(self, now: float) -> list[_Slot]:
         """The slots of this moment. Should the clock go back, the latest ones take what comes."""
-        found = []
+        current = []
         for step, slots in self._slots.items():
             start = now // step * step
             if not slots or slots[-1].at < start:
                 if slots:
                     slots[-1].close()
                 slots.append(_Slot(start))
-            found.append(slots[-1])
-        return found
+            current.append(slots[-1])
+        return current
 
 
 def quantile(waits: NDArray[np.integer], share: float) -> float:

@@ -109,7 +109,7 @@ class Learner:
             self._waiting -= 1
 
     def feed(self, event: Event) -> None:
-        """Hand over an event that is in the log. Where nobody learns any more it stays there, for a restart."""
+        """Hand over an event that is in the log. Once the thread has ended it stays there, for a restart."""
         self._queue.put(event)
         if self._ended:
             self._refuse()
@@ -151,7 +151,7 @@ class Learner:
             self._refuse()
 
     def _refuse(self) -> None:
-        """Tell whoever waits for something to be done. Events are in the log."""
+        """Fail the tasks that are queued: the thread has ended. Events stay in the log."""
         with contextlib.suppress(queue.Empty):
             while True:
                 item = self._queue.get_nowait()

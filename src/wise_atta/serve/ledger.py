@@ -236,7 +236,7 @@ class _Work(Generic[T]):
         self.write = write
         self.then = then
         self.future: Future[T] = Future()
-        # Whoever waits may go away; what was handed in is done all the same.
+        # A waiting caller may go away; the work is done all the same.
         self.future.set_running_or_notify_cancel()
 
 
@@ -258,7 +258,7 @@ class Ledger:
         self.url = url
         self._lock: IO[bytes] | Connection | None = None
         self._writing = _engine(url, "BEGIN IMMEDIATE")
-        # Whoever reads sees one moment, as with SQLite by itself: a log must not be cut while somebody goes through it.
+        # A reader sees one moment, as with SQLite by itself: a log must not be cut while it is being read.
         self._reading = _engine(url, "BEGIN", isolation_level="REPEATABLE READ")
         self.is_sqlite = self._writing.dialect.name == "sqlite"
         try:
@@ -305,7 +305,7 @@ class Ledger:
 
     @property
     def alive(self) -> bool:
-        """Whether anybody writes what is handed in."""
+        """Whether the writing thread is running."""
         return self._thread.is_alive()
 
     def close(self) -> None:
@@ -339,7 +339,7 @@ class Ledger:
             self._refuse(item for item in group if item is not None and not item.future.done())
 
     def _refuse(self, items: Iterable[_Work[Any]] = ()) -> None:
-        """Tell whoever waits, for these or in the queue, that nobody writes any more."""
+        """Fail the work given, and all that is queued: the writing thread has ended."""
         left: list[_Work[Any] | None] = [*items]
         with contextlib.suppress(queue.Empty):
             while True:
@@ -525,26 +525,30 @@ def recipes(session: Session, stream: str, since: float) -> set[str]:
     """What a stream was learned by from a moment on: by every service that was started since, and the one before it."""
     starts = select(Notice).where(Notice.stream == stream, Notice.kind.in_(("start", "recovered")))
     earlier = starts.where(Notice.at <= since).order_by(Notice.at.desc(), Notice.id.desc()).limit(1)
-    found = [*session.scalars(earlier), *session.scalars(starts.where(Notice.at > since))]
-    return {str(row.body.get("recipe")) for row in found}
+    notices = [*session.scalars(earlier), *session.scalars(starts.where(Notice.at > since))]
+    return {str(row.body.get("recipe")) for row in notices}
 
 
 def events(session: Session, stream: str, after: int, until: int | None = None) -> Iterator[Event]:
     """The log of a stream, oldest first."""
-    found = select(LoggedEvent).where(LoggedEvent.stream == stream, LoggedEvent.seq > after).order_by(LoggedEvent.seq)
+    statement = (
+        select(LoggedEvent).where(LoggedEvent.stream == stream, LoggedEvent.seq > after).order_by(LoggedEvent.seq)
+    )
     if until is not None:
-        found = found.where(LoggedEvent.seq <= until)
-    for row in session.scalars(found.execution_options(yield_per=16)):
+        statement = statement.where(LoggedEvent.seq <= until)
+    for row in session.scalars(statement.execution_options(yield_per=16)):
         yield Event(row.seq, row.stream, row.kind, row.body, row.pictures, row.skipped, row.version)
         session.expunge(row)
 
 
 def last_checkpoint(session: Session, stream: str, before: int | None = None) -> Checkpoint | None:
     """The newest checkpoint, or the newest at a place before `before`."""
-    found = select(Checkpoint).where(Checkpoint.stream == stream).order_by(Checkpoint.seq.desc(), Checkpoint.id.desc())
+    statement = (
+        select(Checkpoint).where(Checkpoint.stream == stream).order_by(Checkpoint.seq.desc(), Checkpoint.id.desc())
+    )
     if before is not None:
-        found = found.where(Checkpoint.seq < before)
-    row = session.scalars(found.limit(1)).first()
+        statement = statement.where(Checkpoint.seq < before)
+    row = session.scalars(statement.limit(1)).first()
     if row is None:
         return None
     if not row.state:
@@ -642,25 +646,25 @@ def sweep(session: Session, stream: str, limit: int = 16) -> bool:
     Few at a time: they hold pictures, and replies wait while a large transaction is written.
     """
     old = LoggedEvent.stream == stream, LoggedEvent.seq <= reaches_back_to(session, stream)
-    found = list(session.scalars(select(LoggedEvent.seq).where(*old).order_by(LoggedEvent.seq).limit(limit)))
-    session.execute(delete(LoggedEvent).where(LoggedEvent.seq.in_(found)))
-    return len(found) == limit
+    places = list(session.scalars(select(LoggedEvent.seq).where(*old).order_by(LoggedEvent.seq).limit(limit)))
+    session.execute(delete(LoggedEvent).where(LoggedEvent.seq.in_(places)))
+    return len(places) == limit
 
 
 def sweep_parts(session: Session, stream: str, but: str) -> bool:
     """Delete a part of no checkpoint, nor of the state `but` which is being stored; say whether there may be more.
 
-    For the service alone: nobody else knows what is being stored.
+    For the service alone, which knows what is being stored.
     """
     digests = select(Checkpoint.digest).where(Checkpoint.stream == stream)
     lone = select(Part.digest, Part.number).where(
         Part.stream == stream, Part.digest != but, Part.digest.not_in(digests)
     )
-    found = session.execute(lone.limit(1)).first()
-    if found is not None:
-        which = Part.stream == stream, Part.digest == found.digest, Part.number == found.number
+    part = session.execute(lone.limit(1)).first()
+    if part is not None:
+        which = Part.stream == stream, Part.digest == part.digest, Part.number == part.number
         session.execute(delete(Part).where(*which))
-    return found is not None
+    return part is not None
 
 
 def digest_of(state: bytes) -> str:

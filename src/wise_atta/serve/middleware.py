@@ -22,7 +22,7 @@ from wise_atta.serve.config import is_loopback
 SMALL = 2**20
 # What a link on another site may lead to. Calls answer to our own pages and to programs.
 LINKED = ("/", "/label")
-# What a proxy adds: behind one, whoever seems to be on this machine may be anywhere.
+# Headers that a proxy adds: behind one, a caller that seems to be on this machine may be anywhere.
 FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip", "via")
 HEADERS = {
     "Content-Security-Policy": (
@@ -51,8 +51,8 @@ class RequestFilter:
     patience
         Seconds within which a request has to arrive in whole.
     is_open
-        Whether everybody is let in without a token: then a browser of this machine is the only thing between other
-        sites and the service, and a name that somebody else's DNS resolves to this machine is no name of ours.
+        Whether calls need no token. Then a page of another site could call through a browser on this machine, also
+        under a foreign name that DNS resolves to it (DNS rebinding), and both are refused.
     """
 
     def __init__(self, app: ASGIApp, *, max_body: int, patience: float, is_open: Callable[[], bool]) -> None:
@@ -109,8 +109,8 @@ class RequestFilter:
         origin = headers.get("origin")
         # A page of another site cannot make a browser call us in its user's name.
         if origin is not None and _netloc(origin) != host.lower():
-            said = "calls from pages of other sites are refused; a proxy has to pass on the Host header as it came"
-            return JSONResponse({"detail": said}, 403)
+            detail = "calls from pages of other sites are refused; a proxy has to pass on the Host header as it came"
+            return JSONResponse({"detail": detail}, 403)
         linked = path in LINKED and headers.get("sec-fetch-mode") == "navigate"
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not linked:
             return JSONResponse({"detail": "calls from pages of other sites are refused"}, 403)
@@ -120,10 +120,10 @@ class RequestFilter:
 
 
 class Patient(H11Protocol):
-    """HTTP that hangs up on whoever does not say in time what they want, or does not take what they asked for.
+    """HTTP/1.1 with timeouts: a connection is closed when its request is not complete, or its reply not taken, in time.
 
     The server itself waits without end for the rest of a header, for the rest of a body that was refused, and for a
-    reply to be taken; whoever opens many such connections would keep everybody else out.
+    reply to be taken. Many such connections would keep other callers out.
     """
 
     patience = 10.0

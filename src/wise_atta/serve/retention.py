@@ -31,11 +31,11 @@ def close_old(stream: str, before: float) -> Callable[[Session], Event | None]:
     """A piece of writing that gives up questions which nobody has answered since `before`."""
 
     def write(session: Session) -> Event | None:
-        found = Question.stream == stream, Question.state == "open", Question.asked_at < before
-        ids = list(session.scalars(select(Question.id).where(*found)))
+        expired = Question.stream == stream, Question.state == "open", Question.asked_at < before
+        ids = list(session.scalars(select(Question.id).where(*expired)))
         if not ids:
             return None
-        session.execute(update(Question).where(*found).values(state="expired"))
+        session.execute(update(Question).where(*expired).values(state="expired"))
         return db.log(session, stream, "expire", {"queries": ids})
 
     return write
@@ -86,10 +86,10 @@ def export(ledger: Ledger, folder: Path) -> dict[str, int]:
                 continue
             columns = [column for column in table.columns if not isinstance(column.type, LargeBinary)]
             types = {column.name: _arrow_type(pa, column.type) for column in columns}
-            found = session.execute(select(*columns).order_by(*table.primary_key.columns)).mappings().all()
-            data = {name: [_plain(row[name]) for row in found] for name in types}
+            records = session.execute(select(*columns).order_by(*table.primary_key.columns)).mappings().all()
+            data = {name: [_plain(row[name]) for row in records] for name in types}
             pq.write_table(pa.table(data, schema=pa.schema(list(types.items()))), folder / f"{table.name}.parquet")
-            rows[table.name] = len(found)
+            rows[table.name] = len(records)
     return rows
 
 
@@ -167,12 +167,12 @@ def _damage(copy: Path) -> str | None:
         return "it is not there"
     try:
         with closing(sqlite3.connect(f"{copy.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            (found,) = connection.execute("PRAGMA integrity_check").fetchone()
+            (verdict,) = connection.execute("PRAGMA integrity_check").fetchone()
             for table in ("events", "checkpoints", "queries"):
                 connection.execute(f"SELECT 1 FROM {table} LIMIT 1")
     except sqlite3.Error as error:
         return str(error)
-    return None if found == "ok" else str(found)
+    return None if verdict == "ok" else str(verdict)
 
 
 def _arrow_type(pa: Any, kind: Any) -> Any:

@@ -137,8 +137,8 @@ def _chosen(session: Session, stream: LiveStream, by: str | None, queries: Seque
     which = Reply.by == by if queries is None else Reply.query.in_(queries)
     counts = Reply.status.in_(("accepted", "late") if queries is None else ("accepted",))
     heard = Reply.seq <= stream.state.position
-    found = select(Reply).where(Reply.stream == stream.name, counts, heard, which)
-    rows = list(session.scalars(found))
+    statement = select(Reply).where(Reply.stream == stream.name, counts, heard, which)
+    rows = list(session.scalars(statement))
     missing = sorted(set(queries or ()) - {row.query for row in rows})
     if missing:
         raise errors.UnknownQuery(f"questions {missing[:5]} have no answer that counts")
@@ -193,8 +193,8 @@ def _enter(session: Session, stream: str, rebuilt: _Rebuilt) -> None:
     for differ in db.portions([row.query for row in before if learned.get(row.query) != row.seq]):
         session.execute(delete(Learned).where(Learned.stream == stream, Learned.query.in_(differ)))
     for timely in db.portions([*learned, *pending]):
-        found = Reply.stream == stream, Reply.query.in_(timely), Reply.status == "late"
-        session.execute(update(Reply).where(*found).values(status="accepted"))
+        too_late = Reply.stream == stream, Reply.query.in_(timely), Reply.status == "late"
+        session.execute(update(Reply).where(*too_late).values(status="accepted"))
     db.move(session, stream, pending, "answered")
     record(session, stream, rebuilt.outcomes)
 

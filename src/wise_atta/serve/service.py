@@ -25,8 +25,7 @@ from wise_atta.serve.batcher import Batcher, Job, Reply, Stopping
 from wise_atta.serve.config import Settings, build, class_names
 from wise_atta.serve.history import History
 from wise_atta.serve.learner import Learner
-from wise_atta.serve.ledger import Charge, Learned, Ledger, Notice, Question
-from wise_atta.serve.ledger import Reply as AnswerRow
+from wise_atta.serve.ledger import Charge, Learned, Ledger, Notice, Question, Reply as AnswerRow
 from wise_atta.serve.state import Audit, Event, Outcome, State, best_guesses, pack, rooms, unpack
 from wise_atta.serve.uploads import UploadReader
 from wise_atta.who.query import pack_query
@@ -265,9 +264,9 @@ class LiveStream:
     def _tell(self, session: Session) -> list[Outcome]:
         with self._untold_lock:
             # What comes from here on needs another write.
-            self._telling, found = None, list(self._untold)
-        record(session, self.name, found)
-        return found
+            self._telling, outcomes = None, list(self._untold)
+        record(session, self.name, outcomes)
+        return outcomes
 
     def _told(self, outcomes: Sequence[Outcome]) -> None:
         told = set(outcomes)
@@ -387,17 +386,17 @@ class LiveStream:
 
     def _replay(self) -> _Recovery:
         with self.ledger.read() as session:
-            found = db.last_checkpoint(session, self.name)
+            checkpoint = db.last_checkpoint(session, self.name)
             start = 0
-            if found is not None:
+            if checkpoint is not None:
                 try:
-                    self.state.load_state_dict(unpack(found.state))
+                    self.state.load_state_dict(unpack(checkpoint.state))
                 except errors.StateMismatch as error:
                     raise errors.StateMismatch(
                         f"stream {self.name!r} of this database was begun with another model or other options; start "
                         f"with those, or use a new stream or database. In detail: {error}"
                     ) from error
-                start = found.seq
+                start = checkpoint.seq
             known = session.scalars(select(Question.id).where(Question.stream == self.name, Question.seq > start)).all()
             replay = _Recovery(self.state, self.name, set(known))
             for event in db.events(session, self.name, start):
@@ -503,8 +502,8 @@ def record(session: Session, stream: str, outcomes: Sequence[Outcome]) -> None:
 
 
 def _is_noted(session: Session, stream: str, seq: int) -> bool:
-    found = Notice.stream == stream, Notice.kind == "guard", Notice.body["seq"].as_integer() == seq
-    return bool(session.scalar(select(exists().where(*found))))
+    same = Notice.stream == stream, Notice.kind == "guard", Notice.body["seq"].as_integer() == seq
+    return bool(session.scalar(select(exists().where(*same))))
 
 
 class Service:

@@ -68,11 +68,11 @@ class Event:
 
     def samples(self) -> list[tuple[str, bytes]]:
         """Kind and bytes of each picture."""
-        found, start = [], 0
+        samples, start = [], 0
         for kind, size in zip(self.body["kinds"], self.body["sizes"], strict=True):
-            found.append((kind, (self.pictures or b"")[start : start + size]))
+            samples.append((kind, (self.pictures or b"")[start : start + size]))
             start += size
-        return found
+        return samples
 
     def names(self) -> list[str]:
         """A name for each picture: its request's id and its place there."""
@@ -135,7 +135,7 @@ class Outcome:
 
 
 class Audit:
-    """Which samples are drawn to measure accuracy? One of every block of 1/rate samples, uniformly within its block.
+    """The draw of samples that measure accuracy: one of every block of 1/rate samples, uniformly within its block.
 
     The first block is left out, so that spent ≤ ⌊rate · seen⌋ holds at every moment; after it every sample has the same
     chance, whatever the model thinks of it.
@@ -333,7 +333,7 @@ class State:
         )
 
     def _unseen(self, ended: Sequence[str]) -> list[str]:
-        """Those of the questions that have ended which nobody was shown."""
+        """Those of the ended questions that were never shown."""
         unseen = [name for name in ended if name not in self._shown]
         for name in ended:
             self._shown.pop(name, None)
@@ -425,7 +425,7 @@ def pack(state: Mapping[str, Any]) -> bytes:
 
 def unpack(data: bytes) -> dict[str, Any]:
     """The state again; tensors and plain values only, no code."""
-    found = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    if not isinstance(found, dict):
+    state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    if not isinstance(state, dict):
         raise errors.StateMismatch("the checkpoint does not hold a state")
-    return found
+    return state

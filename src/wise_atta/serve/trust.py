@@ -28,7 +28,7 @@ class Gone(errors.UnknownQuery):
 
 
 @dataclass(frozen=True)
-class Said:
+class Submission:
     """One answer of a person: a class, ``"cant_tell"`` or ``"skip"``."""
 
     stream: str
@@ -49,7 +49,7 @@ def lease(
         Reply.stream == Question.stream, Reply.query == Question.id, Reply.by == by, Reply.status == "skip"
     )
     own = and_(Question.lease_by == by, Question.lease_until >= now)
-    found = session.scalars(
+    rows = session.scalars(
         select(Question)
         .options(defer(Question.picture), defer(Question.query))
         .where(
@@ -59,8 +59,8 @@ def lease(
             or_(
                 Question.lease_until.is_(None),
                 Question.lease_until < now,
-                # Longer than two leases are: the clock was put back since. One that is set by moments, as clocks are
-                # all day, takes nothing out of anybody's hands.
+                # A lease ends more than two leases ahead: the clock was put back since. Corrections by moments, as
+                # clocks get all day, end no lease.
                 Question.lease_until > now + 2 * seconds,
                 Question.lease_by == by,
             ),
@@ -70,7 +70,7 @@ def lease(
         .limit(limit)
     ).all()
     new: dict[str, list[str]] = {}
-    for row in found:
+    for row in rows:
         if row.lease_by != by or (row.lease_until or 0) < now:
             session.add(Showing(stream=row.stream, query=row.id, by=by, at=now))
         row.lease_by, row.lease_until = by, now + seconds
@@ -78,11 +78,11 @@ def lease(
             row.shown_at = now
             new.setdefault(row.stream, []).append(row.id)
     events = [db.log(session, stream, "show", {"queries": ids}) for stream, ids in new.items()]
-    return list(found), events
+    return list(rows), events
 
 
 def release(session: Session, by: str, questions: Sequence[tuple[str, str]]) -> None:
-    """Give questions back that somebody holds and will not answer. What is not in their hands stays where it is."""
+    """End a person's leases on questions that they will not answer; leases of others stay."""
     for stream, query in questions:
         session.execute(
             update(Question)
@@ -91,12 +91,14 @@ def release(session: Session, by: str, questions: Sequence[tuple[str, str]]) -> 
         )
 
 
-def answer(session: Session, by: str, said: Sequence[Said], classes: int, now: float | None = None) -> list[Event]:
+def answer(
+    session: Session, by: str, submitted: Sequence[Submission], classes: int, now: float | None = None
+) -> list[Event]:
     """Enter answers of one person. All are checked before anything changes; gives the events to be learned."""
     now = time.time() if now is None else now
-    if len({(item.stream, item.query) for item in said}) != len(said):
+    if len({(item.stream, item.query) for item in submitted}) != len(submitted):
         raise errors.Conflict("a question is answered twice in one call: send one answer each")
-    fresh = [(item, row) for item in said if (row := _check(session, by, item, classes, now)) is not None]
+    fresh = [(item, row) for item in submitted if (row := _check(session, by, item, classes, now)) is not None]
     # What comes now counts too: otherwise one large call could teach a thousand lies before anybody looks.
     differ = [item.label != row.guesses[0][0] for item, row in fresh if not isinstance(item.label, str)]
     held = bool(differ) and is_suspicious(session, by, differ)
@@ -121,14 +123,14 @@ def answer(session: Session, by: str, said: Sequence[Said], classes: int, now: f
     return _log(session, events, replies)
 
 
-def _log(session: Session, said: dict[str, dict[str, dict[str, object]]], replies: Sequence[Reply]) -> list[Event]:
-    events = {stream: db.log(session, stream, "answer", {"answers": answers}) for stream, answers in said.items()}
+def _log(session: Session, by_stream: dict[str, dict[str, dict[str, object]]], replies: Sequence[Reply]) -> list[Event]:
+    events = {stream: db.log(session, stream, "answer", {"answers": answers}) for stream, answers in by_stream.items()}
     for reply in replies:
         reply.seq = events[reply.stream].seq
     return list(events.values())
 
 
-def _check(session: Session, by: str, item: Said, classes: int, now: float) -> Question | None:
+def _check(session: Session, by: str, item: Submission, classes: int, now: float) -> Question | None:
     """The open question that is answered; None where the answer changes nothing."""
     row = session.get(Question, (item.stream, item.query))
     if row is None:
@@ -186,9 +188,9 @@ def _judged(session: Session) -> Iterator[str]:
 
 
 def is_suspicious(session: Session, by: str, now: Sequence[bool] = ()) -> bool:
-    """Whether somebody differs from the model clearly more often than all others together.
+    """Whether an annotator differs from the model clearly more often than all others together.
 
-    The model is often wrong about what it asks; but it is so for everybody alike, since chance hands out the questions.
+    The model is often wrong about what it asks, but equally for all annotators: questions are handed out at random.
     `now` says which of the answers that are being given differ.
     """
     counts = {record.by: (record.answers, record.differ) for record in records(session)}

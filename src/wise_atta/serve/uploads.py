@@ -153,9 +153,9 @@ class UploadReader:
         )
         if max(height, width) > 100 * min(height, width):
             raise errors.BadInput(f"{width}×{height} is more than a hundred times as long as wide")
-        found = pictures.fit(picture, "it", resize=resize, crop=want.crop, interpolation=want.interpolation)
-        found = found[:, :, None] if found.ndim == 2 else found
-        return torch.from_numpy(np.array(found)).permute(2, 0, 1).contiguous().float() / 255
+        pixels = pictures.fit(picture, "it", resize=resize, crop=want.crop, interpolation=want.interpolation)
+        pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+        return torch.from_numpy(np.array(pixels)).permute(2, 0, 1).contiguous().float() / 255
 
     def _array(self, array: NDArray[Any], left: int) -> list[Sample]:
         channels, crop = len(self.preparation.mean), self.preparation.crop
@@ -232,10 +232,10 @@ def _header(text: str) -> dict[str, str]:
     Not by `ast.literal_eval`: in Python 3.11 that fails now and then where several threads use it.
     """
     text = text.strip().replace('"', "'")
-    found = dict(_ENTRY.findall(text))
-    if not (text.startswith("{") and text.endswith("}")) or set(found) != {"descr", "fortran_order", "shape"}:
+    entries = dict(_ENTRY.findall(text))
+    if not (text.startswith("{") and text.endswith("}")) or set(entries) != {"descr", "fortran_order", "shape"}:
         raise ValueError("the header is not a dictionary of descr, fortran_order and shape")
-    return found
+    return entries
 
 
 def write_npy(array: NDArray[Any]) -> bytes:

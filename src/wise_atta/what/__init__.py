@@ -1,27 +1,21 @@
-"""What is asked? Which samples of a selected batch a person is shown."""
+"""What to ask: which samples of a selected batch a person is shown."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from wise_atta.part import make
-from wise_atta.what.band import Band
-from wise_atta.what.clusters import Clusters
-from wise_atta.what.k_margin import KMargin
-from wise_atta.what.selector import Drift, Margin, MaxEntropy, Perturbation, RandomSample, Selector
-
-__all__ = [
-    "Band",
-    "Clusters",
-    "Drift",
-    "KMargin",
-    "Margin",
-    "MaxEntropy",
-    "Perturbation",
-    "RandomSample",
-    "Selector",
-    "selector",
-]
+from wise_atta.what.band import Band as Band
+from wise_atta.what.clusters import Clusters as Clusters
+from wise_atta.what.k_margin import KMargin as KMargin
+from wise_atta.what.selector import (
+    Drift as Drift,
+    Margin as Margin,
+    MaxEntropy as MaxEntropy,
+    Perturbation as Perturbation,
+    RandomSample as RandomSample,
+    Selector as Selector,
+)
 
 SELECTORS: dict[str, type[Selector]] = {
     "drift": Drift,

@@ -1,38 +1,31 @@
-"""When to ask? A utility scores the batch, a policy decides on the score, an account keeps the policy honest."""
+"""When to ask: utilities score a batch, policies decide on the score, an account keeps them honest."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from wise_atta.part import make
-from wise_atta.when.account import Account
-from wise_atta.when.paced import BudgetPaced
-from wise_atta.when.policies import Always, Decision, Exhaust, Never, Policy, Random, Uniform, early
-from wise_atta.when.utilities import Count, LowKEntropy, MeanDrift, MeanEntropy, TopKDrift, TopKEntropy, Utility
-
-__all__ = [
-    "POLICIES",
-    "UTILITIES",
-    "Account",
-    "Always",
-    "BudgetPaced",
-    "Count",
-    "Decision",
-    "Exhaust",
-    "LowKEntropy",
-    "MeanDrift",
-    "MeanEntropy",
-    "Never",
-    "Policy",
-    "Random",
-    "TopKDrift",
-    "TopKEntropy",
-    "Uniform",
-    "Utility",
-    "early",
-    "policy",
-    "utility",
-]
+from wise_atta.when.account import Account as Account
+from wise_atta.when.paced import BudgetPaced as BudgetPaced
+from wise_atta.when.policies import (
+    Always as Always,
+    Decision as Decision,
+    Exhaust as Exhaust,
+    Never as Never,
+    Policy as Policy,
+    Random as Random,
+    Uniform as Uniform,
+    early as early,
+)
+from wise_atta.when.utilities import (
+    Count as Count,
+    LowKEntropy as LowKEntropy,
+    MeanDrift as MeanDrift,
+    MeanEntropy as MeanEntropy,
+    TopKDrift as TopKDrift,
+    TopKEntropy as TopKEntropy,
+    Utility as Utility,
+)
 
 POLICIES: dict[str, type[Policy]] = {
     "paced": BudgetPaced,

@@ -1,4 +1,4 @@
-"""How much is a batch worth a label? Six readings of one prediction; higher is more wanted.
+"""Utilities: how much a batch is worth a label. Six readings of one prediction; higher is more wanted.
 
 The paper names them (equation 2 and the appendix on utilities) but gives neither sign nor k for the last five. Here
 entropies count negatively, so that confident batches come first as they do under `Count`, and drifts count positively.
@@ -63,7 +63,21 @@ class Count:
 
 
 @dataclass(frozen=True)
-class MeanEntropy:
+class _Signed:
+    """What the other five have in common."""
+
+    needs_anchor: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        sign, k = getattr(self, "sign", 1), getattr(self, "k", 1)
+        if sign not in (1, -1):
+            raise errors.BadConfig(f"sign={sign!r} must be 1 or -1")
+        if k < 1:
+            raise errors.BadConfig(f"k={k!r} must be at least 1")
+
+
+@dataclass(frozen=True)
+class MeanEntropy(_Signed):
     """Mean entropy of the predictions.
 
     Parameters
@@ -73,17 +87,13 @@ class MeanEntropy:
     """
 
     sign: Sign = -1
-    needs_anchor: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        _check(self.sign)
 
     def __call__(self, view: View) -> Tensor:
         return self.sign * view.entropy.mean()
 
 
 @dataclass(frozen=True)
-class TopKEntropy:
+class TopKEntropy(_Signed):
     """Mean entropy of the k least confident predictions.
 
     Parameters
@@ -96,17 +106,13 @@ class TopKEntropy:
 
     k: int = 8
     sign: Sign = -1
-    needs_anchor: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        _check(self.sign, self.k)
 
     def __call__(self, view: View) -> Tensor:
         return self.sign * _extreme(view.entropy, self.k)
 
 
 @dataclass(frozen=True)
-class LowKEntropy:
+class LowKEntropy(_Signed):
     """Mean entropy of the k most confident predictions.
 
     Parameters
@@ -119,17 +125,13 @@ class LowKEntropy:
 
     k: int = 8
     sign: Sign = -1
-    needs_anchor: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        _check(self.sign, self.k)
 
     def __call__(self, view: View) -> Tensor:
         return self.sign * _extreme(view.entropy, self.k, largest=False)
 
 
 @dataclass(frozen=True)
-class MeanDrift:
+class MeanDrift(_Signed):
     """Mean drift ‖p − p̄‖₂ of the predictions from the anchor's. Costs the anchor's forward on every batch.
 
     Parameters
@@ -141,15 +143,12 @@ class MeanDrift:
     sign: Sign = 1
     needs_anchor: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        _check(self.sign)
-
     def __call__(self, view: View) -> Tensor:
         return self.sign * view.drift.mean()
 
 
 @dataclass(frozen=True)
-class TopKDrift:
+class TopKDrift(_Signed):
     """Mean drift of the k predictions that moved most. Costs the anchor's forward on every batch.
 
     Parameters
@@ -164,9 +163,6 @@ class TopKDrift:
     sign: Sign = 1
     needs_anchor: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        _check(self.sign, self.k)
-
     def __call__(self, view: View) -> Tensor:
         return self.sign * _extreme(view.drift, self.k)
 
@@ -174,10 +170,3 @@ class TopKDrift:
 def _extreme(values: Tensor, k: int, largest: bool = True) -> Tensor:
     """Mean of the k largest or smallest values."""
     return values.topk(min(k, len(values)), largest=largest).values.mean()
-
-
-def _check(sign: int, k: int = 1) -> None:
-    if sign not in (1, -1):
-        raise errors.BadConfig(f"sign={sign!r} must be 1 or -1")
-    if k < 1:
-        raise errors.BadConfig(f"k={k!r} must be at least 1")

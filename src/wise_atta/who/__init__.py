@@ -24,40 +24,33 @@ import inspect
 from typing import Any, Final
 
 from wise_atta import errors
-from wise_atta.who.annotators import Annotator, Callback, Direct, Oracle, Teacher
-from wise_atta.who.inbox import Inbox
-from wise_atta.who.query import CANT_TELL, SKIP, Answer, AnswerLike, Query, Verdict, as_batch
-from wise_atta.who.questions import Asked, Context, Counts, Questions
-from wise_atta.who.wrappers import Between, Delay, Delayed, Geometric, Noisy, Poisson, Wrapper
-
-__all__ = [
-    "ANNOTATORS",
-    "CANT_TELL",
-    "SKIP",
-    "Annotator",
-    "Answer",
-    "AnswerLike",
-    "Asked",
-    "Between",
-    "Callback",
-    "Context",
-    "Counts",
-    "Delay",
-    "Delayed",
-    "Direct",
-    "Geometric",
-    "Inbox",
-    "Noisy",
-    "Oracle",
-    "Poisson",
-    "Query",
-    "Questions",
-    "Teacher",
-    "Verdict",
-    "Wrapper",
-    "annotator",
-    "as_batch",
-]
+from wise_atta.who.annotators import (
+    Annotator as Annotator,
+    Callback as Callback,
+    Direct as Direct,
+    Oracle as Oracle,
+    Teacher as Teacher,
+)
+from wise_atta.who.inbox import Inbox as Inbox
+from wise_atta.who.query import (
+    CANT_TELL as CANT_TELL,
+    SKIP as SKIP,
+    Answer as Answer,
+    AnswerLike as AnswerLike,
+    Query as Query,
+    Verdict as Verdict,
+    as_batch as as_batch,
+)
+from wise_atta.who.questions import Asked as Asked, Context as Context, Counts as Counts, Questions as Questions
+from wise_atta.who.wrappers import (
+    Between as Between,
+    Delay as Delay,
+    Delayed as Delayed,
+    Geometric as Geometric,
+    Noisy as Noisy,
+    Poisson as Poisson,
+    Wrapper as Wrapper,
+)
 
 ANNOTATORS: Final[dict[str, type[Annotator]]] = {
     "oracle": Oracle,

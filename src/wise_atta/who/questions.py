@@ -106,19 +106,6 @@ class Closed(dict[str, int | str]):
             self.ages.pop(oldest, None)
 
 
-def _shared(copy: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The same copy for the same memory: questions about one batch share that of their context."""
-    copies: dict[object, Tensor] = {}
-
-    def once(tensor: Tensor) -> Tensor:
-        which = tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-        if which not in copies:
-            copies[which] = copy(tensor)
-        return copies[which]
-
-    return once
-
-
 def _to_host(tensor: Tensor) -> Tensor:
     return tensor if on_host(tensor) else owned(tensor)
 
@@ -212,7 +199,8 @@ class Questions:
         self.context: Context = context
         self.late_weight = late_weight
         self.late_limit = late_limit
-        self.teacher_cost: int | None = None
+        self.taught = False
+        self._teacher_cost: int | None = None
         self._open: dict[str, Asked] = {}
         self._pending: dict[str, Asked] = {}
         self._closed = Closed(remember)
@@ -223,7 +211,9 @@ class Questions:
     def start(self, refund: Callable[[int], None], teacher_cost: int | None) -> None:
         """Serve an adapter: labels return to its account; `teacher_cost` is that of a label of its own teacher."""
         self._return = refund
-        self.teacher_cost = teacher_cost
+        self._teacher_cost = teacher_cost
+        # A teacher of the method's own answers in `learn`, when it is time.
+        self.taught = teacher_cost is not None
 
     def __repr__(self) -> str:
         return (
@@ -254,15 +244,10 @@ class Questions:
         return list(self._pending.values())
 
     @property
-    def taught(self) -> bool:
-        """Whether the method has a teacher of its own, who answers in `learn` when it is time."""
-        return self.teacher_cost is not None
-
-    @property
     def free(self) -> bool:
         """Labels that cost nothing are not rationed: the policy is not asked and the account not charged."""
-        if self.teacher_cost is not None:
-            return self.teacher_cost == 0
+        if self.taught:
+            return self._teacher_cost == 0
         return self.annotator is not None and self.annotator.cost == 0
 
     # -- asked ----------------------------------------------------------------------------------------------------
@@ -271,15 +256,15 @@ class Questions:
         """The questions about these rows of a batch."""
         return [Query.of(batch, number, row, logits) for row in rows]
 
-    def ask(self, queries: Sequence[Query], contexts: Sequence[Any] | None = None) -> None:
-        """Take in new questions. A context (tensors and plain values) stays with its question until it is learned."""
-        contexts = [None] * len(queries) if contexts is None else contexts
-        if len(contexts) != len(queries):
-            raise errors.BadInput(f"{len(contexts)} contexts for {len(queries)} questions: give one each, or none")
+    def ask(self, queries: Sequence[Query], context: Any = None) -> None:
+        """Take in new questions of one batch.
+
+        A context (tensors and plain values) is copied once and stays with its questions until they are learned.
+        """
         new: dict[str, Asked] = {}
-        copy = _shared(taken)
         classes = self.classes
-        for query, context in zip(queries, contexts, strict=True):
+        own = plain(context, "the context of a question", taken) if queries else None
+        for query in queries:
             classes = query.classes if classes is None else classes
             if query.id in new or self._knows(query.id):
                 raise errors.BadInput(f"question {query.id!r} was asked before: every question needs its own id")
@@ -287,7 +272,7 @@ class Questions:
                 raise errors.BadInput(
                     f"question {query.id!r} has logits of {query.classes} classes, the others have {classes}"
                 )
-            new[query.id] = Asked(query, plain(context, f"the context of question {query.id!r}", copy))
+            new[query.id] = Asked(query, own)
         self.classes = classes
         self._open |= new
         self._fresh += new
@@ -295,13 +280,13 @@ class Questions:
 
     def keep(self) -> None:
         """Bring what came with the latest questions to the host, now that they may wait for long."""
-        if not self._fresh:
-            return
-        move = _shared(_to_host)
+        moved: dict[int, Any] = {}
         for query_id in self._fresh:
             if (item := self._open.get(query_id) or self._pending.get(query_id)) is not None:
                 item.query.fetch()
-                item.context = plain(item.context, "context", move)
+                if id(item.context) not in moved:
+                    moved[id(item.context)] = plain(item.context, "context", _to_host)
+                item.context = moved[id(item.context)]
         self._fresh = []
 
     def hand_over(self, queries: Sequence[Query], now: int) -> None:
@@ -443,11 +428,10 @@ class Questions:
         """
         if answers:
             self._record(answers)
-        if learned:
-            self.learned(learned, now)
+        self._close(learned, "learned", now)
         if stale:
             self.dismiss(stale)
-        expired = self.closing(number)
+        expired = [] if self.expires_after is None else self.closing(number)
         if expired:
             self.give_up(expired)
         return expired
@@ -514,13 +498,12 @@ class Questions:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state. Raises `StateMismatch`, and changes nothing, if it is no such state."""
-        move = _shared(_to_host)
         with loading("the questions of an adapter"):
             classes, counts = state["classes"], Counts(**state["counts"])
             asked = [
                 Asked(
                     unpack_query(item["query"]),
-                    plain(item["context"], "context", move),
+                    plain(item["context"], "context", _to_host),
                     item.get("shown", True),
                     unpack_answer(item["answer"]) if "answer" in item else _NOT_YET,
                     item.get("age"),  # earlier releases kept no ages

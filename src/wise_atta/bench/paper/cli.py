@@ -15,8 +15,7 @@ from wise_atta import errors, typed
 from wise_atta.bench import rivals
 from wise_atta.bench.engines import Engine
 from wise_atta.bench.experiment import Experiment
-from wise_atta.bench.paper import publish as publishing
-from wise_atta.bench.paper import tables
+from wise_atta.bench.paper import publish as publishing, tables
 from wise_atta.bench.paper.define import ALGORITHM_1, ALIASES, experiments
 from wise_atta.bench.paper.gather import Gathered, gather, read, settings_of
 from wise_atta.bench.paper.items import ITEMS, item
@@ -143,11 +142,11 @@ def show_command(
     problems: list[str] = []
     shown = _gathered(name, runs, on, protocol, tuned, problems)
     if as_json:
-        typer.echo(json.dumps([publishing.facts(found) for found in shown], indent=1))
+        typer.echo(json.dumps([publishing.facts(gathered) for gathered in shown], indent=1))
     else:
-        typer.echo("\n".join(tables.text(found, domains=domains, tuned=tuned) for found in shown).rstrip())
-    for found in shown:
-        for file in publishing.draw(found, out) if out is not None else []:
+        typer.echo("\n".join(tables.text(gathered, domains=domains, tuned=tuned) for gathered in shown).rstrip())
+    for gathered in shown:
+        for file in publishing.draw(gathered, out) if out is not None else []:
             Console(stderr=True).print(f"drew {file}", highlight=False, soft_wrap=True)
     left_out(problems)
 
@@ -165,8 +164,8 @@ def publish_command(
 
     Example: wise-atta paper publish delay runs/paper --on cifar10
     """
-    for found in _gathered(name, runs, on, protocol, tuned):
-        for file in publishing.publish(found, out):
+    for gathered in _gathered(name, runs, on, protocol, tuned):
+        for file in publishing.publish(gathered, out):
             typer.echo(str(file))
 
 
@@ -180,8 +179,8 @@ def _gathered(
 ) -> list[Gathered]:
     """The runs laid out, for the setting asked for, or for all that there are runs of."""
     one = item(name)
-    given = paths or ([DEFAULT_RUNS] if DEFAULT_RUNS.exists() else [])
-    runs = read(given, problems)
+    folders = paths or ([DEFAULT_RUNS] if DEFAULT_RUNS.exists() else [])
+    runs = read(folders, problems)
     options = None if tuned is None else rivals.load_tuned(tuned)
     settings = [on] if on is not None else settings_of(runs)
     return [gather(one, runs, setting, protocols=_protocols(protocol), tuned=options) for setting in settings]
@@ -193,17 +192,17 @@ def _rows(names: Sequence[str], only: Sequence[str]) -> dict[str, list[str]]:
     for pattern in only:
         if not fnmatch.filter(known, pattern):
             raise errors.unknown(f"row of {', '.join(names)}", pattern, known)
-    found = {name: [pattern for pattern in only if fnmatch.filter(ITEMS[name].rows, pattern)] for name in names}
-    return {name: patterns for name, patterns in found.items() if patterns or not only}
+    patterns_of = {name: [pattern for pattern in only if fnmatch.filter(ITEMS[name].rows, pattern)] for name in names}
+    return {name: patterns for name, patterns in patterns_of.items() if patterns or not only}
 
 
 def _protocols(text: str) -> list[str] | None:
     known = ("ctta", "ftta")
-    found = typed.listed("--protocol", text, str) if text else None
-    for name in found or ():
+    protocols = typed.listed("--protocol", text, str) if text else None
+    for name in protocols or ():
         if name not in known:
             raise errors.unknown("protocol of the paper", name, known)
-    return found
+    return protocols
 
 
 def _check_here(runs: Iterable[Experiment], root: Path | None) -> None:

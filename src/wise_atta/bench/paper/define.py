@@ -41,9 +41,9 @@ def places(which: str | Item, on: str | None = None, protocols: Sequence[str] | 
     >>> [spot.name for spot in places("imagenet-c", on="cifar10-c")]
     ['cifar10 ctta', 'cifar10 ftta']
     """
-    found = item(which) if isinstance(which, str) else which
+    exhibit = item(which) if isinstance(which, str) else which
     if on is None:
-        names = dict.fromkeys(name for block in found.blocks for column in block.columns for name in column.places)
+        names = dict.fromkeys(name for block in exhibit.blocks for column in block.columns for name in column.places)
         return [_of_paper(name) for name in names if protocols is None or PLACES[name].protocol in protocols]
     on = ALIASES.get(on, on)
     if on not in SETTINGS:
@@ -57,7 +57,7 @@ def places(which: str | Item, on: str | None = None, protocols: Sequence[str] | 
             STAGES[on],
             on,
         )
-        for protocol in protocols or found.protocols
+        for protocol in protocols or exhibit.protocols
     ]
 
 
@@ -120,11 +120,11 @@ def experiments(
     >>> [(run.method, run.policy) for run in runs][:3]
     [('eatta', 'uniform'), ('eatta', 'random'), ('wise', 'uniform')]
     """
-    found = item(name)
+    exhibit = item(name)
     stream = {**fields.pop("stream", {}), **({} if limit is None else {"limit": limit})}
     runs: dict[str, Experiment] = {}
-    for spot in places(found, on, protocols):
-        for row in rows(found, spot, only):
+    for spot in places(exhibit, on, protocols):
+        for row in rows(exhibit, spot, only):
             for seed in seeds if has_chance(row) or own_streams else seeds[:1]:
                 own = {"seed": seed} if own_streams and seed else {}
                 shared = {"device": device, "stream": {**stream, **own}, **fields}
@@ -132,8 +132,8 @@ def experiments(
                 runs.setdefault(one.digest, one)
     if not runs:
         raise errors.BadConfig(
-            f"nothing of {found.name} is left to run: look at --only, --protocol and --seeds. "
-            f"Its rows: {', '.join(found.rows)}"
+            f"nothing of {exhibit.name} is left to run: look at --only, --protocol and --seeds. "
+            f"Its rows: {', '.join(exhibit.rows)}"
         )
     streams: dict[str, list[Experiment]] = {}
     for one in runs.values():
@@ -141,22 +141,22 @@ def experiments(
     return [one for together in streams.values() for one in together]
 
 
-def rows(found: Item, spot: Spot, only: Sequence[str] = ()) -> list[Row]:
+def rows(exhibit: Item, spot: Spot, only: Sequence[str] = ()) -> list[Row]:
     """The rows that are run at a place: on the paper's data those that it prints there, and those set beside them."""
     for pattern in only:
-        if not fnmatch.filter(found.rows, pattern):
-            raise errors.unknown(f"row of {found.name}", pattern, found.rows)
+        if not fnmatch.filter(exhibit.rows, pattern):
+            raise errors.unknown(f"row of {exhibit.name}", pattern, exhibit.rows)
     printed = [
         row
-        for block in found.blocks
+        for block in exhibit.blocks
         if spot.name in [name for column in block.columns for name in column.places]
-        for row in (block.numbers or found.rows)
+        for row in (block.numbers or exhibit.rows)
     ]
     # A figure prints few of its numbers; all of its rows are run.
-    whole = spot.on is not None or found.kind == "figure"
+    whole = spot.on is not None or exhibit.kind == "figure"
     return [
         row
-        for row in found.rows.values()
+        for row in exhibit.rows.values()
         if (whole or row.beside or row.name in printed)
         and (not only or any(fnmatch.fnmatchcase(row.name, pattern) for pattern in only))
     ]

@@ -18,91 +18,95 @@ MEANT = ", mean ± standard error"
 Over = Callable[[Gathered, str, str], tuple[float, float] | None]
 
 
-def figure(found: Gathered) -> Figure | None:
+def figure(gathered: Gathered) -> Figure | None:
     """The figure of an item; None where it has none, or nothing was run."""
-    item = found.item
-    if item.draw is None or not found.runs:
+    item = gathered.item
+    if item.draw is None or not gathered.runs:
         return None
-    panels = [panel for panel in _DRAW[item.draw](found) if panel.series]
+    panels = [panel for panel in _DRAW[item.draw](gathered) if panel.series]
     note = f"The paper: {item.says} {item.remark}".strip()
-    where = "Dashed or hollow: the paper's numbers." if found.on is None else f"Here on {found.on}."
+    where = "Dashed or hollow: the paper's numbers." if gathered.on is None else f"Here on {gathered.on}."
     return Figure(item.title, panels, f"{where} {note}") if panels else None
 
 
-def _title(found: Gathered, spot: str) -> str:
-    return PLACES[spot].title if found.on is None else spot
+def _title(gathered: Gathered, spot: str) -> str:
+    return PLACES[spot].title if gathered.on is None else spot
 
 
-def _nudged_title(found: Gathered, spot: str) -> str:
+def _nudged_title(gathered: Gathered, spot: str) -> str:
     """With the seeds: what other draws would change is not in their standard errors."""
-    runs = [run.card for cell in _at(found, spot) for run in cell.runs]
+    runs = [run.card for cell in _at(gathered, spot) for run in cell.runs]
     seeds = ", ".join(str(seed) for seed in sorted({card["experiment"]["seed"] for card in runs if nudged(card)}))
-    return f"{_title(found, spot)}, nudged runs of seed {seeds}"
+    return f"{_title(gathered, spot)}, nudged runs of seed {seeds}"
 
 
-def _over_seeds(found: Gathered, row: str, spot: str) -> tuple[float, float] | None:
+def _over_seeds(gathered: Gathered, row: str, spot: str) -> tuple[float, float] | None:
     """Mean and deviation."""
-    measured = found.measured(row, spot)
+    measured = gathered.measured(row, spot)
     return None if measured is None else (measured.mean, measured.sd or 0.0)
 
 
-def _over_nudged(found: Gathered, row: str, spot: str) -> tuple[float, float] | None:
+def _over_nudged(gathered: Gathered, row: str, spot: str) -> tuple[float, float] | None:
     """Mean and its standard error."""
-    runs = found.nudged(row, spot)
+    runs = gathered.nudged(row, spot)
     return (pooled(runs)[0], standard_error(runs)) if runs else None
 
 
 # ---- lines: error against a quantity ---------------------------------------------------------------------------------
 
 
-def _lines(found: Gathered) -> list[Panel]:
+def _lines(gathered: Gathered) -> list[Panel]:
     ours = [
         Panel(
-            _title(found, spot),
+            _title(gathered, spot),
             "lines",
-            found.item.axis,
+            gathered.item.axis,
             ERROR,
-            [*_error_lines(found, spot, _over_seeds), *(_paper_lines(found, spot) if found.on is None else [])],
+            [
+                *_error_lines(gathered, spot, _over_seeds),
+                *(_paper_lines(gathered, spot) if gathered.on is None else []),
+            ],
         )
-        for spot in found.spots
+        for spot in gathered.spots
     ]
     ours += [
         Panel(
-            _nudged_title(found, spot),
+            _nudged_title(gathered, spot),
             "lines",
-            found.item.axis,
+            gathered.item.axis,
             ERROR + MEANT,
-            _error_lines(found, spot, _over_nudged),
+            _error_lines(gathered, spot, _over_nudged),
         )
-        for spot in found.spots
+        for spot in gathered.spots
     ]
-    paper = [] if found.on is None else _paper_lines(found, found.spots[0])
+    paper = [] if gathered.on is None else _paper_lines(gathered, gathered.spots[0])
     if paper:
-        ours.append(Panel("the paper, mean over its benchmarks", "lines", found.item.axis, ERROR, paper))
+        ours.append(Panel("the paper, mean over its benchmarks", "lines", gathered.item.axis, ERROR, paper))
     return ours
 
 
-def _line_names(found: Gathered) -> list[str]:
-    return list(dict.fromkeys(name for row in found.item.rows.values() for name in row.line))
+def _line_names(gathered: Gathered) -> list[str]:
+    return list(dict.fromkeys(name for row in gathered.item.rows.values() for name in row.line))
 
 
-def _error_lines(found: Gathered, spot: str, over: Over) -> list[Series]:
+def _error_lines(gathered: Gathered, spot: str, over: Over) -> list[Series]:
     lines = []
-    for name in _line_names(found):
-        rows = [row for row in found.item.rows.values() if name in row.line]
-        points = [(float(row.x or 0), *at) for row in rows if (at := over(found, row.name, spot)) is not None]
+    for name in _line_names(gathered):
+        rows = [row for row in gathered.item.rows.values() if name in row.line]
+        points = [(float(row.x or 0), *at) for row in rows if (at := over(gathered, row.name, spot)) is not None]
         if points:
             xs, means, spread = (list(numbers) for numbers in zip(*points, strict=True))
             lines.append(Series(name, xs, means, spread))
     return lines
 
 
-def _paper_lines(found: Gathered, spot: str) -> list[Series]:
+def _paper_lines(gathered: Gathered, spot: str) -> list[Series]:
     lines = []
-    for name in _line_names(found):
-        rows = [row for row in found.item.rows.values() if name in row.line]
+    for name in _line_names(gathered):
+        rows = [row for row in gathered.item.rows.values() if name in row.line]
         numbers = [
-            found.item.number(row.name, spot) if found.on is None else paper_mean(found, row.name, spot) for row in rows
+            gathered.item.number(row.name, spot) if gathered.on is None else paper_mean(gathered, row.name, spot)
+            for row in rows
         ]
         points = [(float(row.x or 0), n) for row, n in zip(rows, numbers, strict=True) if n is not None]
         if len(points) > 1:
@@ -113,82 +117,82 @@ def _paper_lines(found: Gathered, spot: str) -> list[Series]:
 # ---- bars: what a row gains or loses ---------------------------------------------------------------------------------
 
 
-def _bars(found: Gathered) -> list[Panel]:
+def _bars(gathered: Gathered) -> list[Panel]:
     """Change in error against the reference row: by domain where there are several, else by benchmark."""
-    whole = [spot for spot in found.spots if len(_domains(found, spot)) > 1]
-    panels = [_bars_by_domain(found, spot) for spot in whole]
-    single = [spot for spot in found.spots if spot not in whole]
+    whole = [spot for spot in gathered.spots if len(_domains(gathered, spot)) > 1]
+    panels = [_bars_by_domain(gathered, spot) for spot in whole]
+    single = [spot for spot in gathered.spots if spot not in whole]
     if single:
-        names = [_title(found, spot) for spot in single]
+        names = [_title(gathered, spot) for spot in single]
         columns = [Column(spot, (spot,)) for spot in single]
-        panels.append(_bar_panel(found, "benchmarks with one domain", names, columns))
-    panels += [_nudged_bars(found, spot) for spot in found.spots]
-    if found.on is not None:
-        panels += [_paper_bars(found, f"c-{spot.rpartition(' ')[2]}") for spot in whole]
+        panels.append(_bar_panel(gathered, "benchmarks with one domain", names, columns))
+    panels += [_nudged_bars(gathered, spot) for spot in gathered.spots]
+    if gathered.on is not None:
+        panels += [_paper_bars(gathered, f"c-{spot.rpartition(' ')[2]}") for spot in whole]
     return panels
 
 
-def _domains(found: Gathered, spot: str) -> list[str]:
-    cells = [cell for (_, where), cell in found.cells.items() if where == spot and cell.runs]
+def _domains(gathered: Gathered, spot: str) -> list[str]:
+    cells = [cell for (_, where), cell in gathered.cells.items() if where == spot and cell.runs]
     return list(cells[0].runs[0].card["results"]["by_domain"]) if cells else []
 
 
-def _bars_by_domain(found: Gathered, spot: str) -> Panel:
-    domains = _domains(found, spot)
+def _bars_by_domain(gathered: Gathered, spot: str) -> Panel:
+    domains = _domains(gathered, spot)
     columns = [*(Column(f"{spot}/{domain}", (spot,), domain) for domain in domains), Column(spot, (spot,))]
-    return _bar_panel(found, _title(found, spot), [*(d.replace("_", " ") for d in domains), "mean"], columns)
+    return _bar_panel(gathered, _title(gathered, spot), [*(d.replace("_", " ") for d in domains), "mean"], columns)
 
 
-def _bar_panel(found: Gathered, title: str, names: Sequence[str], columns: Sequence[Column]) -> Panel:
+def _bar_panel(gathered: Gathered, title: str, names: Sequence[str], columns: Sequence[Column]) -> Panel:
     series = []
-    for row in found.item.rows:
-        if row == found.item.reference:
+    for row in gathered.item.rows:
+        if row == gathered.item.reference:
             continue
         points = []
         for place, column in enumerate(columns):
-            ours, base = found.measured(row, column), found.measured(found.item.reference, column)
+            ours, base = gathered.measured(row, column), gathered.measured(gathered.item.reference, column)
             if ours is not None and base is not None:
                 points.append((place, ours.minus(base)))
         if points:
             spread = [difference.sd or 0.0 for _, difference in points]
             series.append(Series(row, [x for x, _ in points], [d.mean for _, d in points], spread))
-    return Panel(title, "bars", "", f"error against {found.item.reference}, points", series, names)
+    return Panel(title, "bars", "", f"error against {gathered.item.reference}, points", series, names)
 
 
-def _nudged_bars(found: Gathered, spot: str) -> Panel:
-    series, base = [], found.nudged(found.item.reference, spot)
-    for row in found.item.rows:
-        runs = found.nudged(row, spot)
-        if runs and base and row != found.item.reference:
+def _nudged_bars(gathered: Gathered, spot: str) -> Panel:
+    series, base = [], gathered.nudged(gathered.item.reference, spot)
+    for row in gathered.item.rows:
+        runs = gathered.nudged(row, spot)
+        if runs and base and row != gathered.item.reference:
             gain, error = apart(runs, base)
             series.append(Series(row, [0], [gain], [error]))
-    return Panel(_nudged_title(found, spot), "bars", "", f"points{MEANT}", series, ["all domains"])
+    return Panel(_nudged_title(gathered, spot), "bars", "", f"points{MEANT}", series, ["all domains"])
 
 
-def _paper_bars(found: Gathered, place: str) -> Panel:
-    columns = next(block.columns for block in found.item.blocks if place in block.columns[0].places)
+def _paper_bars(gathered: Gathered, place: str) -> Panel:
+    columns = next(block.columns for block in gathered.item.blocks if place in block.columns[0].places)
     names = ["mean" if column.domain is None else column.domain.replace("_", " ") for column in columns]
-    base = [found.item.number(found.item.reference, column.name) for column in columns]
+    base = [gathered.item.number(gathered.item.reference, column.name) for column in columns]
     series = []
-    for row in found.item.rows:
-        numbers = [found.item.number(row, column.name) for column in columns]
+    for row in gathered.item.rows:
+        numbers = [gathered.item.number(row, column.name) for column in columns]
         pairs = [
             (x, n - b) for x, (n, b) in enumerate(zip(numbers, base, strict=True)) if n is not None and b is not None
         ]
-        if pairs and row != found.item.reference:
+        if pairs and row != gathered.item.reference:
             series.append(Series(row, [x for x, _ in pairs], [y for _, y in pairs], hollow=True))
     return Panel(f"the paper: {PLACES[place].title}", "bars", "", "points", series, names)
 
 
-def _rows(found: Gathered) -> list[Panel]:
+def _rows(gathered: Gathered) -> list[Panel]:
     """Error of every row."""
     panels = []
-    for spot in found.spots:
+    for spot in gathered.spots:
         for title, axis, over in (
-            (_title(found, spot), ERROR, _over_seeds),
-            (_nudged_title(found, spot), ERROR + MEANT, _over_nudged),
+            (_title(gathered, spot), ERROR, _over_seeds),
+            (_nudged_title(gathered, spot), ERROR + MEANT, _over_nudged),
         ):
-            rows = {row: at for row in found.item.rows if (at := over(found, row, spot)) is not None}
+            rows = {row: at for row in gathered.item.rows if (at := over(gathered, row, spot)) is not None}
             means, spread = [mean for mean, _ in rows.values()], [deviation for _, deviation in rows.values()]
             series = [Series(ERROR, range(len(rows)), means, spread)] if rows else []
             panels.append(Panel(title, "lines", "", axis, series, list(rows)))
@@ -198,30 +202,30 @@ def _rows(found: Gathered) -> list[Panel]:
 # ---- what was asked, and when ----------------------------------------------------------------------------------------
 
 
-def _at(found: Gathered, spot: str) -> list[Cell]:
-    return [cell for (_, where), cell in found.cells.items() if where == spot]
+def _at(gathered: Gathered, spot: str) -> list[Cell]:
+    return [cell for (_, where), cell in gathered.cells.items() if where == spot]
 
 
-def _tenths(found: Gathered) -> list[Panel]:
+def _tenths(gathered: Gathered) -> list[Panel]:
     panels = []
-    for spot in found.spots:
+    for spot in gathered.spots:
         series, level = [], None
-        for cell in _at(found, spot):
+        for cell in _at(gathered, spot):
             counts = [count for run in cell.runs if (count := run.tenths) is not None]
             if counts:
                 spread = np.std(counts, axis=0, ddof=1) if len(counts) > 1 else np.zeros(TENTHS)
                 series.append(Series(cell.row.name, range(TENTHS), np.mean(counts, axis=0).tolist(), spread.tolist()))
                 level = float(np.mean(counts))
         names = [str(tenth) for tenth in range(1, TENTHS + 1)]
-        panels.append(Panel(_title(found, spot), "bars", "tenth of the stream", "labels", series, names, level))
+        panels.append(Panel(_title(gathered, spot), "bars", "tenth of the stream", "labels", series, names, level))
     return panels
 
 
-def _queries(found: Gathered) -> list[Panel]:
+def _queries(gathered: Gathered) -> list[Panel]:
     panels = []
-    for spot in found.spots:
+    for spot in gathered.spots:
         histograms, dots = [], []
-        for cell in _at(found, spot):
+        for cell in _at(gathered, spot):
             asked = [query for run in cell.runs for query in run.queries or []]
             if not asked:
                 continue
@@ -230,7 +234,7 @@ def _queries(found: Gathered) -> list[Panel]:
             density, edges = np.histogram(share, bins=20, range=(0, 1), density=True)
             histograms.append(Series(cell.row.name, ((edges[1:] + edges[:-1]) / 2).tolist(), density.tolist()))
             dots.append(Series(cell.row.name, share.tolist(), drift.tolist()))
-        title = _title(found, spot)
+        title = _title(gathered, spot)
         panels.append(Panel(f"{title}: entropy", "lines", "entropy / ln C", "density of what was asked", histograms))
         panels.append(Panel(f"{title}: drift", "dots", "entropy / ln C", "drift against the anchor", dots))
     return panels

@@ -100,7 +100,7 @@ def read(paths: Sequence[Path], problems: list[str] | None = None) -> list[Run]:
     A folder of a run holds `card.json`; published runs are a list, `cards.json`, with `series.json` beside it.
     `problems` takes what cannot be read, which otherwise is an error.
     """
-    found: dict[str, tuple[Run, Path]] = {}
+    kept: dict[str, tuple[Run, Path]] = {}
     for path in paths:
         if not path.exists():
             raise errors.DataError(f"{path} does not exist: give folders of runs, bundles, or published cards")
@@ -113,21 +113,21 @@ def read(paths: Sequence[Path], problems: list[str] | None = None) -> list[Run]:
                 problems += wrong
             for run in runs:
                 key = f"{run.card['digest']} {run.card['provenance'].get('device')}"
-                first, there = found.setdefault(key, (run, file))
+                first, there = kept.setdefault(key, (run, file))
                 if first.card["results"]["error"] != run.card["results"]["error"]:
                     raise errors.DataError(
                         f"{there} and {file} hold the same experiment, {run.card['digest']}, with different outcomes: "
                         "leave one out"
                     )
-    return [run for run, _ in found.values()]
+    return [run for run, _ in kept.values()]
 
 
 def _in(file: Path, problems: list[str]) -> list[Run]:
     try:
         if file.suffix != ".json":
-            found = bundles.find([file])
-            problems += found.problems
-            return [Run(one.card, None, _series(one)) for one in found.runs]
+            bundled = bundles.find([file])
+            problems += bundled.problems
+            return [Run(one.card, None, _series(one)) for one in bundled.runs]
         cards = read_cards(file, results=True, problems=problems)
         beside = file.with_name(file.name.replace("cards", "series"))
         series = read_json(beside) if file.name != "card.json" and beside.exists() else {}
@@ -178,8 +178,8 @@ class Cell:
     @property
     def limit(self) -> int | None:
         """Pictures a domain, where the stream was made shorter than the setting's."""
-        found = self.runs[0].card["experiment"]["stream"].get("limit")
-        return None if found == self.spot.setting.fields.get("stream", {}).get("limit") else found
+        limit = self.runs[0].card["experiment"]["stream"].get("limit")
+        return None if limit == self.spot.setting.fields.get("stream", {}).get("limit") else limit
 
     @property
     def tuned(self) -> dict[str, Any]:
@@ -254,8 +254,8 @@ class Measured:
 class Gathered:
     """The runs of a table or figure on the paper's data, or on one setting at hand."""
 
-    def __init__(self, found: Item, on: str | None, cells: Mapping[tuple[str, str], Cell]) -> None:
-        self.item, self.on, self.cells = found, on, cells
+    def __init__(self, exhibit: Item, on: str | None, cells: Mapping[tuple[str, str], Cell]) -> None:
+        self.item, self.on, self.cells = exhibit, on, cells
         self.spots = list(dict.fromkeys(cell.spot.name for cell in cells.values()))
 
     def cell(self, row: str, spot: str) -> Cell | None:
@@ -291,7 +291,7 @@ class Gathered:
 
 
 def gather(
-    found: Item,
+    exhibit: Item,
     runs: Sequence[Run],
     on: str | None = None,
     *,
@@ -304,11 +304,11 @@ def gather(
     rows of a place were run over different streams, or on different devices.
     """
     cells: dict[tuple[str, str], Cell] = {}
-    for spot in places(found, on, protocols):
-        here = [_cell(row, spot, runs, tuned or {}) for row in rows(found, spot)]
+    for spot in places(exhibit, on, protocols):
+        here = [_cell(row, spot, runs, tuned or {}) for row in rows(exhibit, spot)]
         own = _one_stream(spot, [run for cell in here for run in cell.runs])
         cells |= {(cell.row.name, spot.name): replace(cell, own_streams=own) for cell in here}
-    return Gathered(found, None if on is None else ALIASES.get(on, on), cells)
+    return Gathered(exhibit, None if on is None else ALIASES.get(on, on), cells)
 
 
 def settings_of(runs: Sequence[Run]) -> list[str | None]:
@@ -329,17 +329,17 @@ def _cell(row: Row, spot: Spot, runs: Sequence[Run], tuned: Mapping[str, Mapping
             key = {name: value for name, value in have.items() if name not in _FREE}
             groups.setdefault(json.dumps({**key, **_ran_on(run)}, sort_keys=True), []).append(run)
         elif not apart.keys() & _ROW:
-            said = ", ".join(f"{name} is {mine}, not {its}" for name, (mine, its) in apart.items())
-            odd[said] = odd.get(said, 0) + 1
+            differences = ", ".join(f"{name} is {mine}, not {its}" for name, (mine, its) in apart.items())
+            odd[differences] = odd.get(differences, 0) + 1
     _refuse_several(f"row {row.name!r} at {spot.title}", list(groups), ", or --tuned to choose by options")
-    found = next(iter(groups.values()), [])
-    if len({int(run.card["experiment"]["seed"]) for run in found}) < len(found):
+    chosen = next(iter(groups.values()), [])
+    if len({int(run.card["experiment"]["seed"]) for run in chosen}) < len(chosen):
         raise errors.DataError(
             f"row {row.name!r} at {spot.title} has runs of one seed on several streams: give folders of one kind"
         )
-    left_out = [f"{times} of {row.name} at {spot.title} whose {said}" for said, times in odd.items()]
-    by_seed = sorted(found, key=lambda run: int(run.card["experiment"]["seed"]))
-    return Cell(row, spot, tuple(by_seed), () if found else tuple(left_out))
+    left_out = [f"{times} of {row.name} at {spot.title} whose {differences}" for differences, times in odd.items()]
+    by_seed = sorted(chosen, key=lambda run: int(run.card["experiment"]["seed"]))
+    return Cell(row, spot, tuple(by_seed), () if chosen else tuple(left_out))
 
 
 def _apart(have: Mapping[str, Any], want: Mapping[str, Any], fixed: Collection[str]) -> dict[str, tuple[Any, Any]]:
@@ -348,10 +348,10 @@ def _apart(have: Mapping[str, Any], want: Mapping[str, Any], fixed: Collection[s
     Numbers of the method, such as a learning rate, may have been tuned, but for those that are `fixed`.
     """
     stream, asked = ({k: v for k, v in one["stream"].items() if k not in ("limit", "seed")} for one in (have, want))
-    found = {"stream": (stream, asked)} if stream != asked else {}
+    differing = {"stream": (stream, asked)} if stream != asked else {}
     for name in want.keys() - _ANYWHERE - {"stream", "options"}:
         if have.get(name, want[name]) != want[name]:
-            found[name] = have[name], want[name]
+            differing[name] = have[name], want[name]
     options, wanted = have["options"], want["options"]
     takes = inspect.signature(METHODS[want["method"]]).parameters
     for name in options.keys() | wanted.keys():
@@ -360,8 +360,8 @@ def _apart(have: Mapping[str, Any], want: Mapping[str, Any], fixed: Collection[s
         mine, its = options.get(name, default), wanted.get(name, default)
         number = isinstance(options.get(name), int | float) and not isinstance(mine, bool)
         if mine != its and not (number and name not in {*fixed, *_OF_POLICIES, "labels"}):
-            found[name] = mine, its
-    return dict(sorted(found.items()))
+            differing[name] = mine, its
+    return dict(sorted(differing.items()))
 
 
 def _ran_on(run: Run) -> dict[str, Any]:

@@ -176,8 +176,8 @@ def _block(content: Mapping[str, Any]) -> Block:
     columns = _columns(content["columns"])
     names = [column.name for column in columns]
     numbers = {
-        row: dict(found) if isinstance(found, Mapping) else dict(zip(names, found, strict=True))
-        for row, found in content["numbers"].items()
+        row: dict(values) if isinstance(values, Mapping) else dict(zip(names, values, strict=True))
+        for row, values in content["numbers"].items()
     }
     return Block(columns, numbers)
 

@@ -14,65 +14,65 @@ from wise_atta.bench.record import write_cards, write_json, write_text
 PAPER = "paper-data"
 
 
-def publish(found: Gathered, out: Path) -> list[Path]:
+def publish(gathered: Gathered, out: Path) -> list[Path]:
     """Write `table.md`, `cards.json`, `tuned.json`, what a figure needs as `series.json`, and the figure.
 
     The folder is `out`, the setting, and the name: `wise-atta paper show NAME FOLDER` prints it again from there. Tuned
     options are written apart, so that the command in the table runs the same again.
     """
-    folder = out / (found.on or PAPER) / found.item.name
+    folder = out / (gathered.on or PAPER) / gathered.item.name
     table, cards, tuned = (folder / name for name in ("table.md", "cards.json", "tuned.json"))
     files = [table, cards]
-    if found.tuned:
-        write_json(tuned, {method: {"best": options} for method, options in found.tuned.items()})
+    if gathered.tuned:
+        write_json(tuned, {method: {"best": options} for method, options in gathered.tuned.items()})
         files.append(tuned)
-    named = tuned if found.tuned else None
-    made = f"Made by `{tables.command(found, tuned=named)}`.\n"
-    write_text(table, f"{tables.text(found, tuned=named)}\n{made}")
-    write_cards(cards, [run.card for run in found.runs])
-    series = {str(run.card["digest"]): kept for run in found.runs if (kept := _kept(found, run))}
+    named = tuned if gathered.tuned else None
+    made = f"Made by `{tables.command(gathered, tuned=named)}`.\n"
+    write_text(table, f"{tables.text(gathered, tuned=named)}\n{made}")
+    write_cards(cards, [run.card for run in gathered.runs])
+    series = {str(run.card["digest"]): kept for run in gathered.runs if (kept := _kept(gathered, run))}
     if series:
         write_text(folder / "series.json", json.dumps(series) + "\n")
         files.append(folder / "series.json")
-    return [*files, *draw(found, folder)]
+    return [*files, *draw(gathered, folder)]
 
 
-def _kept(found: Gathered, run: Run) -> dict[str, Any]:
-    if found.item.draw == "tenths" and run.tenths is not None:
+def _kept(gathered: Gathered, run: Run) -> dict[str, Any]:
+    if gathered.item.draw == "tenths" and run.tenths is not None:
         return {"tenths": run.tenths}
-    if found.item.draw == "queries" and run.queries is not None:
+    if gathered.item.draw == "queries" and run.queries is not None:
         return {"queries": run.queries}
     return {}
 
 
-def draw(found: Gathered, folder: Path) -> list[Path]:
+def draw(gathered: Gathered, folder: Path) -> list[Path]:
     """Draw a figure as `NAME.png`, `NAME.svg` and `NAME.html`; nothing where there is nothing to draw."""
-    drawn = figure(found)
-    return [] if drawn is None else drawn.write(folder, found.item.name)
+    drawn = figure(gathered)
+    return [] if drawn is None else drawn.write(folder, gathered.item.name)
 
 
-def facts(found: Gathered) -> dict[str, Any]:
+def facts(gathered: Gathered) -> dict[str, Any]:
     """What `show` prints, for programs."""
-    item = found.item
+    item = gathered.item
     return {
         "name": item.name,
         "label": item.label,
         "title": item.title,
-        "on": found.on,
+        "on": gathered.on,
         "reference": item.reference,
         "cells": [
             {
                 "row": cell.row.name,
                 "place": cell.spot.name,
                 "paper": item.number(cell.row.name, cell.spot.name)
-                if found.on is None
-                else tables.paper_mean(found, cell.row.name, cell.spot.name),
+                if gathered.on is None
+                else tables.paper_mean(gathered, cell.row.name, cell.spot.name),
                 "ours": cell.values(),
                 "nudged": cell.nudged,
                 "labels": cell.values(result="labels_spent"),
             }
-            for cell in found.cells.values()
+            for cell in gathered.cells.values()
         ],
-        "left_out": [said for cell in found.cells.values() for said in cell.left_out],
-        "missing": tables.missing_commands(found),
+        "left_out": [reason for cell in gathered.cells.values() for reason in cell.left_out],
+        "missing": tables.missing_commands(gathered),
     }

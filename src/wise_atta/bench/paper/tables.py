@@ -18,7 +18,7 @@ NOT_RUN = "not run"
 NOTHING = "–"
 
 
-def text(found: Gathered, *, domains: bool = False, tuned: Path | None = None) -> str:
+def text(gathered: Gathered, *, domains: bool = False, tuned: Path | None = None) -> str:
     """Everything there is to print about a table or figure.
 
     Parameters
@@ -28,26 +28,26 @@ def text(found: Gathered, *, domains: bool = False, tuned: Path | None = None) -
     tuned
         The file with tuned options that commands name.
     """
-    one = found.item
+    one = gathered.item
     parts = [f"**{one.title}** ({one.kind} `{one.label}`). The paper: {one.says}"]
     if one.remark:
         parts.append(one.remark)
-    if found.runs:
-        parts.append(basis(found))
-    parts += _errors_on_hand(found) if found.on is not None else _errors_of_paper(found, domains)
-    parts += [part for part in (_quotes(found), _tenths(found), _queries(found)) if part]
-    left_out = [said for cell in found.cells.values() for said in cell.left_out]
+    if gathered.runs:
+        parts.append(basis(gathered))
+    parts += _errors_on_hand(gathered) if gathered.on is not None else _errors_of_paper(gathered, domains)
+    parts += [part for part in (_quotes(gathered), _tenths(gathered), _queries(gathered)) if part]
+    left_out = [reason for cell in gathered.cells.values() for reason in cell.left_out]
     if left_out:
         parts.append("Runs that were left out, since they are not those of a row: " + "; ".join(left_out) + ".")
-    commands = missing_commands(found, tuned)
+    commands = missing_commands(gathered, tuned)
     if commands:
         parts.append("Not run, or not with all seeds:\n\n```sh\n" + "\n".join(commands) + "\n```")
     return "\n\n".join(parts) + "\n"
 
 
-def basis(found: Gathered) -> str:
+def basis(gathered: Gathered) -> str:
     """What the numbers rest on, in a line: stream, what was tuned, device."""
-    cards = [run.card for run in found.runs]
+    cards = [run.card for run in gathered.runs]
     sizes = Counter(
         (card["experiment"]["data"], card["results"]["batches"], card["experiment"]["batch"]) for card in cards
     )
@@ -58,13 +58,13 @@ def basis(found: Gathered) -> str:
         known = rates.setdefault(card["experiment"]["method"], [])
         if rate is not None and f"{rate:g}" not in known:
             known.append(f"{rate:g}")
-    said = ", ".join(f"{method} {' and '.join(values)}" for method, values in rates.items() if values)
+    listed = ", ".join(f"{method} {' and '.join(values)}" for method, values in rates.items() if values)
     devices = ", ".join(dict.fromkeys(str(card["provenance"]["device"]) for card in cards))
     torch = ", ".join(dict.fromkeys(str(card["provenance"]["versions"]["torch"]) for card in cards))
-    rate = f" Learning rates: {said}; otherwise the methods' own." if said else " Learning rates: the methods' own."
+    rate = f" Learning rates: {listed}; otherwise the methods' own." if listed else " Learning rates: the methods' own."
     others = dict.fromkeys(
         f"{cell.row.method} {name} {value}"
-        for cell in found.cells.values()
+        for cell in gathered.cells.values()
         if cell.runs
         for name, value in cell.tuned.items()
         if name != "lr"
@@ -78,28 +78,28 @@ def basis(found: Gathered) -> str:
 # ---- errors ----------------------------------------------------------------------------------------------------------
 
 
-def _digits(found: Gathered) -> int:
+def _digits(gathered: Gathered) -> int:
     """As many decimals as the paper prints in this table."""
-    numbers = [n for block in found.item.blocks for row in block.numbers.values() for n in row.values()]
+    numbers = [n for block in gathered.item.blocks for row in block.numbers.values() for n in row.values()]
     return 2 if any(round(number, 1) != number for number in numbers) else 1
 
 
-def _errors_of_paper(found: Gathered, domains: bool) -> list[str]:
+def _errors_of_paper(gathered: Gathered, domains: bool) -> list[str]:
     """A table a column of the paper's: paper, ours, difference."""
-    digits = _digits(found)
+    digits = _digits(gathered)
     tables = []
-    for block in found.item.blocks:
+    for block in gathered.item.blocks:
         for column in block.columns:
             if column.domain is not None and not domains:
                 continue
             lines = [
                 [
                     row,
-                    *_compared(_number(block, row, column), found.measured(row, column), digits),
-                    _runs(found, row, column),
+                    *_compared(_number(block, row, column), gathered.measured(row, column), digits),
+                    _runs(gathered, row, column),
                 ]
-                for row in found.item.rows
-                if any(found.cell(row, place) for place in column.places)
+                for row in gathered.item.rows
+                if any(gathered.cell(row, place) for place in column.places)
             ]
             heads = [_heading(column), "paper", "ours", "difference", "runs"]
             tables.append(markdown(heads, lines))
@@ -117,34 +117,34 @@ def _number(block: Block, row: str, column: Column) -> float | None:
     return block.numbers.get(row, {}).get(column.name)
 
 
-def _errors_on_hand(found: Gathered) -> list[str]:
+def _errors_on_hand(gathered: Gathered) -> list[str]:
     """A table a protocol. The data are not the paper's: what compares is a row's difference to the reference."""
-    digits, reference = _digits(found), found.item.reference
+    digits, reference = _digits(gathered), gathered.item.reference
     versus = f"against {reference}"
     tables, compared, chance = [], False, False
-    for spot in found.spots:
-        base, base_paper = found.measured(reference, spot), paper_mean(found, reference, spot)
-        papers = {row: paper_mean(found, row, spot) for row in found.item.rows}
+    for spot in gathered.spots:
+        base, base_paper = gathered.measured(reference, spot), paper_mean(gathered, reference, spot)
+        papers = {row: paper_mean(gathered, row, spot) for row in gathered.item.rows}
         printed = any(paper is not None for paper in papers.values())
         compared = compared or printed
-        nudged = {row: runs for row in papers if (runs := found.nudged(row, spot))}
+        nudged = {row: runs for row in papers if (runs := gathered.nudged(row, spot))}
         chance = chance or bool(nudged)
         lines = []
         for row, paper in papers.items():
-            ours = found.measured(row, spot)
+            ours = gathered.measured(row, spot)
             gain = None if ours is None or base is None or row == reference else ours.minus(base)
             gained = None if paper is None or base_paper is None or row == reference else paper - base_paper
-            said = _compared(paper, ours, digits, fine=2)
+            three = _compared(paper, ours, digits, fine=2)
             lines.append(
                 [
                     row,
-                    *(said if printed else said[1:2]),
+                    *(three if printed else three[1:2]),
                     *([_chance(nudged.get(row, []))] if nudged else []),
                     *([NOTHING if gained is None else f"{gained:+.{digits}f}"] if printed else []),
                     NOTHING if gain is None else gain.text(2, "+"),
                     *([NOTHING if row == reference else _gain(nudged, row, reference)] if reference in nudged else []),
-                    _labels(found, row, spot),
-                    _runs(found, row, Column(spot, (spot,))),
+                    _labels(gathered, row, spot),
+                    _runs(gathered, row, Column(spot, (spot,))),
                 ]
             )
         heads = [
@@ -180,12 +180,12 @@ def _gain(nudged: Mapping[str, Sequence[Sequence[float]]], row: str, reference: 
     return "{:+.2f} ± {:.2f}".format(*apart(nudged[row], nudged[reference])) if row in nudged else NOTHING
 
 
-def paper_mean(found: Gathered, row: str, spot: str) -> float | None:
+def paper_mean(gathered: Gathered, row: str, spot: str) -> float | None:
     """The paper's mean over the benchmarks of a row, of ImageNet-C those under the spot's protocol."""
     protocol = spot.rpartition(" ")[2]
     numbers = []
-    several = {PLACES[c.places[0]].protocol for b in found.item.blocks for c in b.columns} >= {"ctta", "ftta"}
-    for block in found.item.blocks:
+    several = {PLACES[c.places[0]].protocol for b in gathered.item.blocks for c in b.columns} >= {"ctta", "ftta"}
+    for block in gathered.item.blocks:
         for column in block.columns:
             fits = not several or PLACES[column.places[0]].protocol == protocol
             number = _number(block, row, column)
@@ -194,7 +194,7 @@ def paper_mean(found: Gathered, row: str, spot: str) -> float | None:
     # A row that lacks a number of its table has no mean to compare.
     whole = sum(
         column.domain is None and len(column.places) == 1
-        for block in found.item.blocks
+        for block in gathered.item.blocks
         for column in block.columns
         if not several or PLACES[column.places[0]].protocol == protocol
     )
@@ -210,8 +210,8 @@ def _compared(paper: float | None, ours: Measured | None, digits: int, fine: int
     ]
 
 
-def _labels(found: Gathered, row: str, spot: str) -> str:
-    cell = found.cell(row, spot)
+def _labels(gathered: Gathered, row: str, spot: str) -> str:
+    cell = gathered.cell(row, spot)
     if cell is None or not cell.runs:
         return NOTHING
     spent, learned = (
@@ -222,34 +222,36 @@ def _labels(found: Gathered, row: str, spot: str) -> str:
     return f"{spent:.0f}" + (f", {learned:.0f} in time" if cell.row.delay and learned < spent else "")
 
 
-def _runs(found: Gathered, row: str, column: Column) -> str:
-    cells = [cell for place in column.places if (cell := found.cell(row, place)) is not None]
+def _runs(gathered: Gathered, row: str, column: Column) -> str:
+    cells = [cell for place in column.places if (cell := gathered.cell(row, place)) is not None]
     return f"{min(len(cell.runs) for cell in cells)} of {max(cell.wanted for cell in cells)}" if cells else NOTHING
 
 
 # ---- what the text and the figures say -------------------------------------------------------------------------------
 
 
-def _quotes(found: Gathered) -> str:
+def _quotes(gathered: Gathered) -> str:
     lines = []
-    for quote in found.item.quotes:
-        columns: Sequence[str] = [quote.column] if found.on is None else found.spots
+    for quote in gathered.item.quotes:
+        columns: Sequence[str] = [quote.column] if gathered.on is None else gathered.spots
         for name in columns:
-            where = Column.parse(name) if found.on is None else Column(name, (name,))
-            one, two = (found.measured(row, where) for row in (quote.row, quote.minus))
+            where = Column.parse(name) if gathered.on is None else Column(name, (name,))
+            one, two = (gathered.measured(row, where) for row in (quote.row, quote.minus))
             ours = None if one is None or two is None else one.minus(two)
-            said = quote.says if found.on is None else f"{quote.row} minus {quote.minus}, {name} (paper: {quote.says})"
+            claim = (
+                quote.says if gathered.on is None else f"{quote.row} minus {quote.minus}, {name} (paper: {quote.says})"
+            )
             paper = NOTHING if quote.value is None else f"{quote.value:+.2f}"
             differ = NOTHING if ours is None or quote.value is None else f"{ours.mean - quote.value:+.2f}"
-            lines.append([said, paper, NOT_RUN if ours is None else ours.text(2, "+"), differ])
+            lines.append([claim, paper, NOT_RUN if ours is None else ours.text(2, "+"), differ])
     return markdown(["the text", "paper", "ours", "difference"], lines) if lines else ""
 
 
-def _tenths(found: Gathered) -> str:
-    if found.item.draw != "tenths":
+def _tenths(gathered: Gathered) -> str:
+    if gathered.item.draw != "tenths":
         return ""
     lines = []
-    for cell in found.cells.values():
+    for cell in gathered.cells.values():
         counts = [run.tenths for run in cell.runs]
         known = [count for count in counts if count is not None]
         cells = [f"{mean:.1f}" for mean in np.mean(known, axis=0)] if known else [NOT_RUN, *[""] * (TENTHS - 1)]
@@ -257,11 +259,11 @@ def _tenths(found: Gathered) -> str:
     return markdown(["labels by tenth of the stream", *map(str, range(1, TENTHS + 1))], lines)
 
 
-def _queries(found: Gathered) -> str:
-    if found.item.draw != "queries":
+def _queries(gathered: Gathered) -> str:
+    if gathered.item.draw != "queries":
         return ""
     lines = []
-    for cell in found.cells.values():
+    for cell in gathered.cells.values():
         asked = [query for run in cell.runs for query in run.queries or []]
         if asked:
             entropy, drift = np.array(asked).T
@@ -283,15 +285,17 @@ def _queries(found: Gathered) -> str:
 # ---- what is missing -------------------------------------------------------------------------------------------------
 
 
-def command(found: Gathered, only: Sequence[str] = (), protocols: Sequence[str] = (), tuned: Path | None = None) -> str:
+def command(
+    gathered: Gathered, only: Sequence[str] = (), protocols: Sequence[str] = (), tuned: Path | None = None
+) -> str:
     """The command that runs a table or figure, or some of its rows, as the others were run."""
-    cells = [cell for cell in found.cells.values() if cell.runs]
+    cells = [cell for cell in gathered.cells.values() if cell.runs]
     # Under two protocols streams may be of two lengths.
     cells = [cell for cell in cells if cell.spot.setting.fields["protocol"] in protocols] or cells
     runs = [run for cell in cells for run in cell.runs]
-    words = ["wise-atta", "paper", "run", found.item.name]
-    if found.on is not None:
-        words += ["--on", found.on]
+    words = ["wise-atta", "paper", "run", gathered.item.name]
+    if gathered.on is not None:
+        words += ["--on", gathered.on]
     if protocols:
         words += ["--protocol", ",".join(protocols)]
     for row in only:
@@ -311,16 +315,16 @@ def command(found: Gathered, only: Sequence[str] = (), protocols: Sequence[str] 
     return shlex.join(words)
 
 
-def missing_commands(found: Gathered, tuned: Path | None = None) -> list[str]:
+def missing_commands(gathered: Gathered, tuned: Path | None = None) -> list[str]:
     """What to run for rows that were not run, or not with all seeds; a command for each protocol if there are two."""
     lacks: dict[str, list[str]] = {}
     all_rows: dict[str, list[str]] = {}
-    for cell in found.cells.values():
+    for cell in gathered.cells.values():
         protocol = str(cell.spot.setting.fields["protocol"])
         for rows in [all_rows] + [lacks] * (len(cell.runs) < cell.wanted):
             names = rows.setdefault(protocol, [])
             names += [] if cell.row.name in names else [cell.row.name]
     return [
-        command(found, [] if rows == all_rows[protocol] else rows, [protocol] if len(all_rows) > 1 else [], tuned)
+        command(gathered, [] if rows == all_rows[protocol] else rows, [protocol] if len(all_rows) > 1 else [], tuned)
         for protocol, rows in lacks.items()
     ]

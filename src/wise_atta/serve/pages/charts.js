@@ -14,9 +14,9 @@ function ticks(low, high, about = 3) {
   const rough = (high - low) / about || 1;
   const unit = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].map((factor) => factor * unit).find((size) => size >= rough * 0.999);
-  const found = [];
-  for (let value = Math.floor(low / step) * step; value < high + step * 0.999; value += step) found.push(value);
-  return found.map((value) => Number(value.toPrecision(10)));
+  const values = [];
+  for (let value = Math.floor(low / step) * step; value < high + step * 0.999; value += step) values.push(value);
+  return values.map((value) => Number(value.toPrecision(10)));
 }
 
 // Powers of ten around some values, five at most.
@@ -111,13 +111,13 @@ export class Chart {
 
   // The points in runs without a gap.
   runs(points, gap) {
-    const found = [];
+    const stretches = [];
     for (const point of points) {
-      const run = found.at(-1);
+      const run = stretches.at(-1);
       if (run && point.x - run.at(-1).x <= gap) run.push(point);
-      else found.push([point]);
+      else stretches.push([point]);
     }
-    return found;
+    return stretches;
   }
 
   shape({ kind, cls, points, size }, { gap = Infinity, to }) {

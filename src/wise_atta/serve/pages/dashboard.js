@@ -23,7 +23,7 @@ async function refresh() {
   const turn = (round += 1);
   const at = `/streams/${encodeURIComponent(stream)}`;
   const since = points.at(-1)?.at ?? 0;
-  const [status, fresh, given, events] = await Promise.all([
+  const [status, fresh, newLabels, events] = await Promise.all([
     get(at),
     get(`${at}/history?step=${step}&since=${since}`),
     get(`${at}/labels?since=${labels.at(-1)?.at ?? 0}`),
@@ -34,7 +34,7 @@ async function refresh() {
   // The last step was not over when it was fetched.
   const old = points.filter((point) => !fresh.length || point.at < fresh[0].at);
   points = [...old, ...fresh].filter((point) => point.at > status.now - SPANS[step]);
-  labels = [...labels, ...given].slice(-1000);
+  labels = [...labels, ...newLabels].slice(-1000);
   notices = events.filter((notice) => notice.stream === stream || notice.stream === null);
   show(status);
   await get("/healthz");
@@ -117,20 +117,20 @@ function glance(status) {
   tile("learning", count(status.skipped), others, share > 0.05 ? "warn" : "");
 }
 
-function accuracy({ audit, accuracy: found, recent }) {
+function accuracy({ audit, accuracy: audited, recent }) {
   if (!audit) {
     const why = ": a tenth of the labels then goes to pictures drawn by chance.";
     tile("accuracy", "not measured", ["Start with ", el("code", {}, "--audit 0.1"), why], "none");
-  } else if (!found) {
+  } else if (!audited) {
     tile("accuracy", "–", "No audit question has an answer yet. They are among those to label.", "none");
   } else {
-    const latest = found.total > recent.total ? ` · the latest ${recent.total}: ${percent(recent.share)}` : "";
-    const interval = `${percent(found.low)} – ${percent(found.high)} from ${many(found.total, "audited picture")}`;
-    const node = tile("accuracy", percent(found.share), interval + latest);
+    const latest = audited.total > recent.total ? ` · the latest ${recent.total}: ${percent(recent.share)}` : "";
+    const interval = `${percent(audited.low)} – ${percent(audited.high)} from ${many(audited.total, "audited picture")}`;
+    const node = tile("accuracy", percent(audited.share), interval + latest);
     const [span, dot] = node.querySelectorAll("i, b");
-    span.style.left = `${100 * found.low}%`;
-    span.style.width = `${100 * (found.high - found.low)}%`;
-    dot.style.left = `${100 * found.share}%`;
+    span.style.left = `${100 * audited.low}%`;
+    span.style.width = `${100 * (audited.high - audited.low)}%`;
+    dot.style.left = `${100 * audited.share}%`;
   }
 }
 
@@ -256,16 +256,16 @@ function binSize(about) {
 
 // Points added up over longer times, so that bars are wide enough to see.
 function gather(list, size) {
-  const found = new Map();
+  const binned = new Map();
   for (const point of list) {
     const at = Math.floor(point.at / size) * size;
-    const bin = found.get(at) ?? { at, pictures: 0, learned: 0, skipped: 0, entropy: 0, classes: {} };
-    found.set(at, bin);
+    const bin = binned.get(at) ?? { at, pictures: 0, learned: 0, skipped: 0, entropy: 0, classes: {} };
+    binned.set(at, bin);
     for (const key of ["pictures", "learned", "skipped"]) bin[key] += point[key];
     bin.entropy += (point.entropy ?? 0) * point.pictures;
     for (const [label, number] of Object.entries(point.classes)) bin.classes[label] = (bin.classes[label] ?? 0) + number;
   }
-  return [...found.values()];
+  return [...binned.values()];
 }
 
 function drawClasses(base, bins) {
@@ -309,7 +309,7 @@ function wilson(right, total) {
   return [(share + weight / 2 - half) / (1 + weight), (share + weight / 2 + half) / (1 + weight)];
 }
 
-function drawAccuracy(base, { audit, accuracy: found }) {
+function drawAccuracy(base, { audit, accuracy: audited }) {
   const rights = [];
   const list = [];
   for (const label of labels) {
@@ -321,7 +321,7 @@ function drawAccuracy(base, { audit, accuracy: found }) {
     if (label.at >= base.from) list.push({ x: label.at, y: right / last.length, low, high });
   }
   charts.accuracy.draw({
-    ...base, gap: Infinity, ceiling: 1, value: found ? percent(found.share) : "", legend: false,
+    ...base, gap: Infinity, ceiling: 1, value: audited ? percent(audited.share) : "", legend: false,
     empty: audit ? "no audit question was answered in this time" : "not measured: start with --audit 0.1",
     series: [
       { name: "95 % interval", kind: "band", cls: "k-accent soft", points: list.map(({ x, low, high }) => ({ x, low, high })) },
@@ -336,10 +336,10 @@ const STATES = [
   ["cant_tell", "nobody can tell", "c7"], ["expired", "expired", "c-rest"],
 ];
 
-function drawStates({ questions: found, accuracy: audit }) {
+function drawStates({ questions: counts, accuracy: audit }) {
   // What measures is never learned.
-  const measured = Math.min(audit?.total ?? 0, found.answered ?? 0);
-  const questions = { ...found, answered: (found.answered ?? 0) - measured, measured };
+  const measured = Math.min(audit?.total ?? 0, counts.answered ?? 0);
+  const questions = { ...counts, answered: (counts.answered ?? 0) - measured, measured };
   const most = Math.max(...Object.values(questions), 1);
   states.replaceChildren(...STATES.filter(([key]) => questions[key]).map(([key, text, cls]) => {
     const meter = el("i", { class: cls });
@@ -378,10 +378,10 @@ function drawEvents(now) {
 async function begin() {
   try {
     classes = await get("/classes");
-    const found = await get("/streams");
-    $("stream").replaceChildren(...found.map((item) => el("option", { value: item.stream }, item.stream)));
-    $("stream-pick").hidden = found.length < 2;
-    stream = (found.find((item) => location.hash === `#${encodeURIComponent(item.stream)}`) ?? found[0]).stream;
+    const streams = await get("/streams");
+    $("stream").replaceChildren(...streams.map((item) => el("option", { value: item.stream }, item.stream)));
+    $("stream-pick").hidden = streams.length < 2;
+    stream = (streams.find((item) => location.hash === `#${encodeURIComponent(item.stream)}`) ?? streams[0]).stream;
     $("stream").value = stream;
   } catch (error) {
     failed(error);

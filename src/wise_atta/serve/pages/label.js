@@ -55,19 +55,19 @@ function fill() {
     const limit = Math.min(ours().length + Math.max(queue.length, AHEAD), 50);
     const wanted = stream();
     const began = Date.now();
-    const found = await get(`/queries?limit=${limit}${wanted ? `&stream=${encodeURIComponent(wanted)}` : ""}`);
+    const reply = await get(`/queries?limit=${limit}${wanted ? `&stream=${encodeURIComponent(wanted)}` : ""}`);
     if (wanted !== stream()) return;
     reached();
     leased = began;
-    clock = found.now - Date.now() / 1000;
-    totals = found;
-    const ids = new Set(found.queries.map(idOf));
-    const lost = queue.filter((item) => !ids.has(idOf(item)) && item.lease_until <= found.now);
+    clock = reply.now - Date.now() / 1000;
+    totals = reply;
+    const ids = new Set(reply.queries.map(idOf));
+    const lost = queue.filter((item) => !ids.has(idOf(item)) && item.lease_until <= reply.now);
     queue = queue.filter((item) => !lost.includes(item));
     if (lost.includes(shown)) toast("That question went to somebody else.");
     const held = new Map([...queue, ...ours().map((answer) => answer.question)].map((item) => [idOf(item), item]));
-    for (const question of found.queries) {
-      leaseLength = question.lease_until - found.now;
+    for (const question of reply.queries) {
+      leaseLength = question.lease_until - reply.now;
       const known = held.get(idOf(question));
       if (known) known.lease_until = question.lease_until;
       // One that was answered after we asked is in this reply still; one that is open again is asked again.
@@ -151,14 +151,14 @@ function paint({ image }) {
 
 // What the number keys stand for: the model's guesses, then the other classes, or those used last if there are many.
 function choices(question) {
-  const found = question.guesses.slice(0, KEYS).map((guess) => ({ ...guess, guess: true }));
-  const taken = new Set(found.map((item) => item.label));
+  const offered = question.guesses.slice(0, KEYS).map((guess) => ({ ...guess, guess: true }));
+  const taken = new Set(offered.map((item) => item.label));
   const more = classes.length <= KEYS ? classes.keys() : recent;
   for (const label of more) {
-    if (found.length === KEYS) break;
-    if (!taken.has(label)) found.push({ label, name: classes[label], guess: false });
+    if (offered.length === KEYS) break;
+    if (!taken.has(label)) offered.push({ label, name: classes[label], guess: false });
   }
-  return found;
+  return offered;
 }
 
 function option(item, place) {
@@ -393,8 +393,8 @@ function search() {
   $("query").setAttribute("aria-expanded", String(list.length > 0));
   const rest = matches.length - list.length;
   const more = rest ? `; type on to see the other ${count(rest)}` : "";
-  const said = matches.length ? many(matches.length, "class", "classes") + more : "No class is called so.";
-  $("found-count").textContent = $("query").value.trim() ? said : "";
+  const summary = matches.length ? many(matches.length, "class", "classes") + more : "No class is called so.";
+  $("found-count").textContent = $("query").value.trim() ? summary : "";
   choose(matches.length ? 0 : -1);
 }
 

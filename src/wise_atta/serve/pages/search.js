@@ -30,10 +30,10 @@ export function find(entries, typed) {
   const query = fold(typed.trim()).replace(/\s+/g, " ");
   if (!query) return [];
   const words = query.split(" ");
-  const found = [];
+  const ranked = [];
   for (const entry of entries) {
     const rank = quality(entry.folded, query, words);
-    if (rank !== null) found.push({ ...entry, rank, place: entry.folded.indexOf(query), length: query.length });
+    if (rank !== null) ranked.push({ ...entry, rank, place: entry.folded.indexOf(query), length: query.length });
   }
-  return found.sort((a, b) => a.rank - b.rank || a.name.length - b.name.length || a.label - b.label);
+  return ranked.sort((a, b) => a.rank - b.rank || a.name.length - b.name.length || a.label - b.label);
 }

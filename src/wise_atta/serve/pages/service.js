@@ -43,7 +43,7 @@ async function send(path, { body, keepalive = false } = {}) {
     throw new Offline(error.message);
   }
   if (reply.ok) return reply;
-  const detail = await reply.json().then((found) => found.detail, () => reply.statusText);
+  const detail = await reply.json().then((body) => body.detail, () => reply.statusText);
   const refused = new Refused(reply.status, detail, Number(reply.headers.get("Retry-After")) || 1);
   refused.token = sent;
   throw refused;
