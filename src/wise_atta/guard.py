@@ -58,7 +58,7 @@ class _Snapshot:
 
     @classmethod
     def unpack(cls, state: Mapping[str, Any], device: torch.device) -> _Snapshot:
-        """The snapshot that was saved, with tensors of its own: none of inference mode, which cannot be learned with."""
+        """The snapshot that was saved. Its tensors are copies: those of inference mode cannot be learned with."""
         return cls(**plain(state, "a snapshot", lambda tensor: tensor.to(device, copy=True)))
 
 

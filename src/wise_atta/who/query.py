@@ -63,10 +63,20 @@ class Answer:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "label", _label(self.label))
+        raw: Any = self.label
+        if isinstance(raw, Tensor):
+            whole = raw.dim() == 0 and not (raw.is_floating_point() or raw.is_complex() or raw.dtype == torch.bool)
+        else:
+            # True == 1, yet whoever answers True to "which class?" misread the question.
+            whole = isinstance(raw, int | np.integer) and not isinstance(raw, bool)
+        if not (whole or raw is None or isinstance(raw, Verdict)):
+            raise errors.BadLabel(
+                f"{raw!r} ({type(raw).__name__}) is no answer: "
+                "give a class as an integer, an Answer, CANT_TELL, SKIP, or None"
+            )
         if not (isinstance(self.weight, int | float | np.number) and 0 < self.weight < math.inf):
             raise errors.BadConfig(f"the weight of an answer must be a finite number above 0, not {self.weight!r}")
-        object.__setattr__(self, "weight", float(self.weight))
+        vars(self).update(label=int(raw) if whole else raw, weight=float(self.weight))
 
     @property
     def decides(self) -> bool:
@@ -91,21 +101,6 @@ class Answer:
 
 # An answer as people and programs give it.
 AnswerLike: TypeAlias = int | np.integer[Any] | Tensor | Answer | Verdict | None
-
-
-def _label(raw: Any) -> int | Verdict | None:
-    if raw is None or isinstance(raw, Verdict):
-        return raw
-    if isinstance(raw, Tensor):
-        whole = raw.dim() == 0 and not (raw.is_floating_point() or raw.is_complex() or raw.dtype == torch.bool)
-    else:
-        # True == 1, yet whoever answers True to "which class?" misread the question.
-        whole = isinstance(raw, int | np.integer) and not isinstance(raw, bool)
-    if whole:
-        return int(raw)
-    raise errors.BadLabel(
-        f"{raw!r} ({type(raw).__name__}) is no answer: give a class as an integer, an Answer, CANT_TELL, SKIP, or None"
-    )
 
 
 def read(raw: AnswerLike, query_id: str, classes: int | None = None) -> Answer:

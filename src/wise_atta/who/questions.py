@@ -20,6 +20,7 @@ _EXPIRED = "expired"
 # Late labels that are learned with one batch, each by a forward and a graph of its own; the others wait for the next.
 _LATE = 8
 _NOT_YET = Answer(None)
+_NONE: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -87,16 +88,14 @@ class Asked:
 class Closed(dict[str, int | str]):
     """How the latest questions ended: id → the answer. `ages` is how old a label was learned. The oldest go first."""
 
-    def __init__(
-        self, remember: int, ends: Mapping[str, int | str] | None = None, ages: Mapping[str, int] | None = None
-    ):
+    def __init__(self, remember: int, ends: Mapping[str, int | str] = _NONE, ages: Mapping[str, int] = _NONE) -> None:
         super().__init__()
         if remember < 0:
             raise errors.BadConfig(f"remember must be 0 or more, not {remember}")
         self.remember = remember
         self.ages: dict[str, int] = {}
-        for query_id, end in (ends or {}).items():
-            self.add(query_id, end, (ages or {}).get(query_id))
+        for query_id, end in ends.items():
+            self.add(query_id, end, ages.get(query_id))
 
     def add(self, query_id: str, end: int | str, age: int | None = None) -> None:
         self[query_id] = end
@@ -295,9 +294,6 @@ class Questions:
         for query_id in ids:
             if not self._knows(query_id):
                 raise self._unknown(query_id)
-        self._show(ids)
-
-    def _show(self, ids: Iterable[str]) -> None:
         for item in filter(None, map(self._open.get, ids)):
             self._counts["shown"] += not item.shown
             item.shown = True
@@ -315,9 +311,10 @@ class Questions:
             if not self._knows(query_id):
                 raise self._unknown(query_id)
             answer = read(raw, query_id, self.classes)
-            if query_id not in self._open:
-                pending = self._pending.get(query_id)
-                settle(query_id, pending.label if pending else self._closed[query_id], answer)
+            if query_id in self._pending:
+                settle(query_id, self._pending[query_id].label, answer)
+            elif query_id in self._closed:
+                settle(query_id, self._closed[query_id], answer)
             elif answer.label is not None:
                 new[query_id] = answer
         return new
@@ -331,16 +328,17 @@ class Questions:
         return self._record(self.read(answers))
 
     def _record(self, answers: Mapping[str, Answer]) -> list[Asked]:
-        self._show(answers)
         new = []
         for query_id, answer in answers.items():
+            item = self._open[query_id] if answer.label is SKIP else self._open.pop(query_id)
+            self._counts["shown"] += not item.shown
+            item.shown = True
             if answer.label is CANT_TELL:
-                del self._open[query_id]
                 self._closed.add(query_id, CANT_TELL.value)
                 self._counts["cant_tell"] += 1
             elif answer.label is not SKIP:
-                item = self._pending[query_id] = self._open.pop(query_id)
                 item.answer = answer
+                self._pending[query_id] = item
                 new.append(item)
         self._counts["answered"] += len(new)
         return new
@@ -476,10 +474,9 @@ class Questions:
         """Go on from a saved state. Raises `StateMismatch`, and changes nothing, if it is no such state."""
         with loading("the questions of an adapter"):
             classes, counts = state["classes"], Counts(**state["counts"])
-            opened, pending = (
-                {item.id: item for item in map(Asked.unpack, state[name])} for name in ("open", "pending")
-            )
-            closed = Closed(self.remember, state["closed"], state.get("ages"))
+            opened = {item.id: item for item in map(Asked.unpack, state["open"])}
+            pending = {item.id: item for item in map(Asked.unpack, state["pending"])}
+            closed = Closed(self.remember, state["closed"], state.get("ages", _NONE))
         if self.classes is not None and classes not in (None, self.classes):
             raise errors.StateMismatch(f"the state is of a model with {classes} classes, this one has {self.classes}")
         ended = counts.answered + counts.cant_tell + counts.expired
