@@ -79,3 +79,11 @@ def test_the_wheel_holds_the_typed_package_and_its_licence(tmp_path: Path) -> No
     assert pages and modules | pages | {"wise_atta/py.typed"} <= names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not any(name.startswith("tests") for name in names)
+
+
+def test_every_file_that_the_architecture_page_names_exists() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    names = {name for name in re.findall(r"`([a-z_/.]+(?:\.py|/))`", text) if "…" not in name}
+    package = ROOT / "src/wise_atta"
+    missing = [name for name in sorted(names) if not (package / name).exists() and not (ROOT / name).exists()]
+    assert len(names) > 30 and not missing

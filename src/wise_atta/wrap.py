@@ -1,4 +1,4 @@
-"""How does someone with a model start? One call."""
+"""`wise_atta.adapt`: one call around a model."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class _Unlabelled(Loss):
         self.forward, self.labels, self.prepared = forward, labels, prepared
 
     @cached_property
-    def graph(self) -> Tensor:
+    def graph(self) -> Tensor:  # type: ignore[override]  # made only where somebody wants it
         graph: Tensor = _Sloped.apply(self.forward.logits, self.value, self.prepared.slope(labels=self.labels))
         return graph
 
@@ -215,7 +215,7 @@ class _Supervised(Loss):
         self.logits, self.labels = logits, labels
 
     @cached_property
-    def graph(self) -> Tensor:
+    def graph(self) -> Tensor:  # type: ignore[override]
         return self.labels.loss(self.logits)
 
     @cached_property
@@ -226,10 +226,10 @@ class _Supervised(Loss):
 class Slopes(Sums):
     """The losses of a forward by their slopes in the logits, where these are known: values are for later."""
 
-    def __init__(self, model: Weights, objective: Objective, forward: Forward, labels: Labels) -> None:
-        super().__init__(model, objective, forward, labels)
-        self.prepared: Prepared = forward.notes.prepared
-        self.early: Gradients | None = forward.notes.early
+    @property
+    def prepared(self) -> Prepared:
+        prepared: Prepared = self.forward.notes.prepared
+        return prepared
 
     def unlabelled(self) -> Loss | None:
         return None if self.prepared.empty(self.labels) else _Unlabelled(self.forward, self.labels, self.prepared)
@@ -243,8 +243,9 @@ class Slopes(Sums):
     def gradients(self, group: str, *weighted: tuple[float, Loss | None]) -> Gradients:
         if self.labels.late:
             return super().gradients(group, *weighted)
-        if self.early is not None:
-            return self.early
+        if self.forward.notes.early is not None:
+            early: Gradients = self.forward.notes.early
+            return early
         weights = {type(loss): weight for weight, loss in weighted if loss is not None}
         if not weights:
             return {}

@@ -1,4 +1,4 @@
-"""How does the model learn? Losses and update rules, and which tensors they touch."""
+"""How to learn: losses and update rules, and which tensors they touch."""
 
 from wise_atta.average import Average as Average, Redundancy as Redundancy
 from wise_atta.how.anchored import Anchored as Anchored, Anchors as Anchors

@@ -1,4 +1,4 @@
-"""How can few labels train a whole network? Beside many confident predictions of the source model, from buffers."""
+"""Few labels beside many confident predictions of the source model, from buffers, for a whole network."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Anchors(Replay):
     def measure(self, model: Weights, version: Version, chunk: int) -> None:
         """Take the features anew, `chunk` samples a forward."""
         inputs = [kept.inputs for kept in self.kept]
-        found = [_features(model, version, inputs[i : i + chunk]) for i in range(0, len(inputs), chunk)]
-        self.features = torch.cat([features.flatten(1).cpu() for features in found]) if found else None
+        chunks = [_features(model, version, inputs[i : i + chunk]) for i in range(0, len(inputs), chunk)]
+        self.features = torch.cat([features.flatten(1).cpu() for features in chunks]) if chunks else None
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

@@ -1,4 +1,4 @@
-"""How do a label and many predictions share one step? Each loss is weighted by the other's gradient norm."""
+"""A label and many predictions in one step: each loss is weighted by the other's gradient norm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which learning rate, when the stream keeps changing? Try several from the same state and keep what labels favour."""
+"""Candidate learning rates: several are tried from the same state, and labels choose among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far apart are two predictions of the same samples? Cross-entropies between logits, one number a sample."""
+"""Cross-entropies between two predictions of the same samples, one number a sample."""
 
 from __future__ import annotations
 

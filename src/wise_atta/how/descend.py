@@ -1,4 +1,4 @@
-"""How does an unlabelled method learn? One step on one objective (tent and its kin)."""
+"""One step a batch on one unlabelled objective (tent and its kin)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does a small model learn from a stronger one that adapts too? By distillation on few samples, again and again."""
+"""Distillation from a stronger model that adapts too, on few samples, again and again."""
 
 from __future__ import annotations
 

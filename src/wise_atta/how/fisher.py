@@ -1,4 +1,4 @@
-"""Which values mattered to the source model? The diagonal of its Fisher information, and a penalty that spares them."""
+"""The diagonal of the source model's Fisher information, and a penalty that spares what mattered to it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SourceData: TypeAlias = Iterable[Inputs | Batch]
 def check_source(source: SourceData | None) -> SourceData:
     """Source data, or an error that says what it must be."""
     if source is None or isinstance(source, Tensor | Batch | Mapping | str):
-        given = "nothing was given" if source is None else f"not one {type(source).__name__}"
+        instead = "nothing was given" if source is None else f"not one {type(source).__name__}"
         raise errors.BadConfig(
-            f"source data is needed: an iterable of batches of inputs as `predict` takes them, {given}. "
+            f"source data is needed: an iterable of batches of inputs as `predict` takes them, {instead}. "
             "For example source=[x for x, _ in loader]"
         )
     return source

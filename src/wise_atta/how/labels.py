@@ -1,4 +1,4 @@
-"""Which labels are learned now? Those of this batch, read off its forward, and late ones, each by its own forward."""
+"""The labels that are learned now: those of this batch, read off its forward, and late ones, each by its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What teaches more than entropy? Likelihood ratios of certain, diverse samples, and agreement with a view of them."""
+"""Likelihood ratios of certain, diverse samples, and agreement with a view of them."""
 
 from __future__ import annotations
 

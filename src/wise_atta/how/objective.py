@@ -1,4 +1,4 @@
-"""What can be learned without a label? Objectives over one forward."""
+"""Objectives: what can be learned from one forward without a label."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How do gradients become a new version? The rules of `torch.optim`, into new values that are published when done."""
+"""The optimizer: the rules of `torch.optim`, into new values that are published when done."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Optimizer:
             self.publish()
 
     def _taken(self, gradients: Gradients) -> dict[str, Tensor]:
-        layout, found = self.model.layout, dict[str, Tensor]()
+        layout, flat = self.model.layout, dict[str, Tensor]()
         for group, grads in gradients.items():
             if isinstance(grads, Tensor):
                 part = grads.to(self._gradient.dtype)
@@ -99,8 +99,8 @@ class Optimizer:
                 part = self._gradient[layout.slices[group]]
             else:
                 continue
-            found[group] = torch.where(signals.all_finite(part), part, 0.0)
-        return found
+            flat[group] = torch.where(signals.all_finite(part), part, 0.0)
+        return flat
 
     def _sgd(self, values: Tensor, gradient: Tensor, momenta: Momenta, lr: float) -> Momenta:
         """`torch.optim.SGD` on one tensor, to the bit, but for momenta that are new tensors."""

@@ -1,4 +1,4 @@
-"""Which samples are worth another look? A buffer of past ones, on the CPU, the oldest leaving first."""
+"""A buffer of past samples for another look, on the CPU, the oldest leaving first."""
 
 from __future__ import annotations
 

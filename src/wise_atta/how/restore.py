@@ -1,4 +1,4 @@
-"""How does a model that adapts for long keep what it knew? Some of its values return to the source, at random."""
+"""A way back for a model that adapts for long: some of its values return to the source, at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the loss flat around here? A step by the gradient at the point of largest loss nearby."""
+"""Sharpness-aware steps: by the gradient at the point of largest loss nearby."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def climb(version: Version, gradients: Mapping[str, list[Tensor]], rho: float) -
     Nobody else sees the new version: the live one is as it was.
     """
     layout = version.layout
-    named = {n: g for group, found in gradients.items() for n, g in zip(layout.groups[group], found, strict=True)}
+    named = {n: g for group, own in gradients.items() for n, g in zip(layout.groups[group], own, strict=True)}
     flat = layout.flatten({name: named.get(name, torch.zeros_like(t)) for name, t in version.tensors.items()})
     # A gradient of zero climbs nowhere.
     return Version(version.flat + rho * flat / (torch.linalg.vector_norm(flat) + 1e-12), layout)

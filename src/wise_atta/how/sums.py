@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -10,22 +12,17 @@ from wise_atta.how.objective import Objective
 from wise_atta.model import Forward, Gradients, Weights
 
 
+@dataclass(eq=False)
 class Loss:
     """One loss of a batch.
 
-    Attributes
+    Parameters
     ----------
     graph
         A number that gradients can be taken of.
     """
 
-    def __init__(self, graph: Tensor | None) -> None:
-        self._graph = graph
-
-    @property
-    def graph(self) -> Tensor:
-        assert self._graph is not None
-        return self._graph
+    graph: Tensor
 
     @property
     def value(self) -> Tensor:
@@ -33,6 +30,7 @@ class Loss:
         return self.graph.detach()
 
 
+@dataclass(eq=False)
 class Sums:
     """The losses of one forward, differentiated by autograd.
 
@@ -46,12 +44,11 @@ class Sums:
         A batch, and what is known of its classes.
     """
 
-    def __init__(self, model: Weights, objective: Objective, forward: Forward, labels: Labels) -> None:
-        self.model = model
-        self.objective = objective
-        self.forward = forward
-        self.labels = labels
-        self._features = forward.features
+    model: Weights
+    objective: Objective
+    forward: Forward
+    labels: Labels
+    _features: Tensor | None = None
 
     def unlabelled(self) -> Loss | None:
         """The objective (L_ent); None if nothing in the batch is worth a step."""
@@ -76,6 +73,7 @@ class Sums:
 
     def of_head(self, group: str, weight: float = 1.0) -> Gradients:
         """∂(weight·L_sup)/∂θ for a group of the head's tensors, from the features of the same forward."""
+        assert self._features is not None, "supervised() came first"
         with torch.enable_grad():
             loss = weight * self.labels.loss(self.model.head(self._features.detach()))
         return self.model.gradients(loss, self.model.live, [group], head=True)

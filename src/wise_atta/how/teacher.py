@@ -1,4 +1,4 @@
-"""How can a model teach itself? A student follows its own slow average, the teacher, and forgets a little of it."""
+"""A student that follows its own slow average, the teacher, and forgets a little of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How does WISE-ATTA learn? Norm parameters by λ_sup·L_sup + λ_ent·L_ent, then the head by L_sup."""
+"""WISE-ATTA's update: norm parameters by λ_sup·L_sup + λ_ent·L_ent, then the head by L_sup."""
 
 from __future__ import annotations
 
@@ -137,9 +137,9 @@ class TwoStep(_Steps):
         loss = self.lambda_head * labels.loss(labels.outputs(model, again)[0])
         gradients = model.gradients(loss, again.version, ["norm", "second"])
         # Norm tensors outside the block share a group with those inside: a gradient of zero leaves them where they are.
-        for group, found in gradients.items():
+        for group, own in gradients.items():
             names = model.layout.groups[group]
-            gradients[group] = [g if n in self._inside else g.zero_() for n, g in zip(names, found, strict=True)]
+            gradients[group] = [g if n in self._inside else g.zero_() for n, g in zip(names, own, strict=True)]
         self.second.step(gradients, lr=self.head_lr, publish=False)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How is a `learn` that failed taken back? Parts replace what they hold and never write to it, so references do."""
+"""Taking back a `learn` that failed: parts replace what they hold and never write to it, so references do."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def remember(*parts: object) -> Callable[[], None]:
     A part is what has a `state_dict`, or `Weights`, also in a list, a tuple or a dict. Nothing is copied, here or
     there: memory may have run out.
     """
-    found = list(_parts(parts, set()))
-    models = [(part, [getattr(part, name) for name in _MOVES]) for part in found if isinstance(part, Weights)]
-    others = [(part, dict(vars(part))) for part in found if not isinstance(part, Weights)]
+    every = list(_parts(parts, set()))
+    models = [(part, [getattr(part, name) for name in _MOVES]) for part in every if isinstance(part, Weights)]
+    others = [(part, dict(vars(part))) for part in every if not isinstance(part, Weights)]
 
     def undo() -> None:
         for model, values in models:

@@ -1,4 +1,4 @@
-"""How does a batch, with whatever labels have come, change the adapted tensors? The verbs every update rule has."""
+"""Update rules: how a batch, with whatever labels have come, changes the adapted tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What else could this batch have looked like? One random change of colour, place and sharpness, the same for all.
+"""Views of a batch: one random change of colour, place and sharpness, the same for all.
 
 Plain torch on the device of the pictures. The few numbers that decide a view are drawn on the CPU.
 """

@@ -1,4 +1,4 @@
-"""Which methods are there? One file each, each a short composition of when, what and how."""
+"""Methods: one file each, each a short composition of when, what and how."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is a method? A composition of when, what and how, and a name."""
+"""A method: a composition of when, what and how, and a name."""
 
 from __future__ import annotations
 

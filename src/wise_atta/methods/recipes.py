@@ -80,9 +80,9 @@ def options_of(method: Callable[..., Method]) -> Parameters:
     return {name: one for policy in policies for name, one in inspect.signature(policy).parameters.items()} | named
 
 
-def check_known(method: str, given: Iterable[str], takes: Mapping[str, Any]) -> None:
+def check_known(method: str, options: Iterable[str], takes: Mapping[str, Any]) -> None:
     """Refuse an option that a method does not take."""
-    for option in given:
+    for option in options:
         if option not in takes:
             raise errors.unknown(f"option of method {method!r}:", option, takes)
 
@@ -102,18 +102,18 @@ def published(table: Table) -> Callable[[Callable[..., Method]], Callable[..., M
         recipes = {name: one.default for name, one in own.items() if isinstance(one.default, Recipe)}
 
         @functools.wraps(compose)
-        def method(**given: Any) -> Method:
+        def method(**options: Any) -> Method:
             takes = options_of(method)
-            check_known(compose.__name__, given, takes)
-            preset = given.get("preset")
+            check_known(compose.__name__, options, takes)
+            preset = options.get("preset")
             if preset is not None and preset not in table:
                 raise errors.unknown("preset", str(preset), table)
-            _check_ratio(given, takes)
-            options = {**table.get(preset or "", {}), **given}
-            parts = {name: _part(name, options, recipes) for name in recipes}
-            _check_homeless(given, parts, recipes, own)
+            _check_ratio(options, takes)
+            filled = {**table.get(preset or "", {}), **options}
+            parts = {name: _part(name, filled, recipes) for name in recipes}
+            _check_homeless(options, parts, recipes, own)
             inside = {option for one in recipes.values() for option in one.options} - own.keys()
-            return compose(**{name: value for name, value in options.items() if name not in inside} | parts)
+            return compose(**{name: value for name, value in filled.items() if name not in inside} | parts)
 
         method.__signature__ = _signature(own, recipes)  # type: ignore[attr-defined]  # as `inspect` has it
         return method
@@ -156,25 +156,25 @@ def _part(name: str, options: Mapping[str, Any], recipes: Mapping[str, Recipe]) 
 
 
 def _check_homeless(
-    given: Mapping[str, Any], parts: Mapping[str, Any], recipes: Mapping[str, Recipe], own: Mapping[str, Any]
+    options: Mapping[str, Any], parts: Mapping[str, Any], recipes: Mapping[str, Recipe], own: Mapping[str, Any]
 ) -> None:
     """Refuse an option of a part that came as an object, and of no other."""
-    objects = {name for name in parts if given.get(name) is not None and not isinstance(given[name], str)}
+    objects = {name for name in parts if options.get(name) is not None and not isinstance(options[name], str)}
     elsewhere = {option for name in recipes.keys() - objects for option in recipes[name].options}
     for name in sorted(objects):
-        homeless = [o for o in given if o in recipes[name].options and o not in own and o not in elsewhere]
+        homeless = [o for o in options if o in recipes[name].options and o not in own and o not in elsewhere]
         if homeless:
             raise errors.BadConfig(f"{', '.join(homeless)}: give these to the {name} object itself")
 
 
-def _check_ratio(given: Mapping[str, Any], takes: Parameters) -> None:
+def _check_ratio(options: Mapping[str, Any], takes: Parameters) -> None:
     """Refuse a ratio that the policy would not keep."""
-    ratio, policy = given.get("ratio"), given.get("policy")
+    ratio, policy = options.get("ratio"), options.get("policy")
     if ratio is None:
         return
     if isinstance(policy, Policy):
         raise errors.BadConfig(f"ratio={ratio}: give it to the policy object itself, whose own ratio counts")
-    labels = given.get("labels", takes["labels"].default if "labels" in takes else None)
+    labels = options.get("labels", takes["labels"].default if "labels" in takes else None)
     if policy == "always" and ratio != labels:
         asked = "all that its selector picks" if labels is None else f"{labels} (labels) of every batch"
         raise errors.BadConfig(

@@ -1,4 +1,4 @@
-"""What does each method ask for, adapt and remember? One row each, in the order in which they are compared."""
+"""The methods at a glance, one row each: what they ask for, adapt and remember, in the order of comparisons."""
 
 from __future__ import annotations
 

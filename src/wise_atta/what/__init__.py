@@ -1,4 +1,4 @@
-"""What is asked? Which samples of a selected batch a person is shown."""
+"""What to ask: which samples of a selected batch a person is shown."""
 
 from __future__ import annotations
 

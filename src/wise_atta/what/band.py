@@ -1,4 +1,4 @@
-"""Which samples can a stronger model help with? Those neither too unsure nor too sure, and unlike what it saw."""
+"""Samples that a stronger model can help with: neither too unsure nor too sure, and unlike what it saw."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples stand for regions that no label has reached? The centres of clusters without an old anchor."""
+"""Samples that stand for regions which no label has reached: the centres of clusters without an old anchor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples are unsure and unlike each other? Spread by greedy k-centre, in features that count by their margin."""
+"""Samples that are unsure and unlike each other: greedy k-centre, in features that count by their margin."""
 
 from __future__ import annotations
 

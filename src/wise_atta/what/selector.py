@@ -1,4 +1,4 @@
-"""Which samples of a batch are worth a label? Scores, the highest first, ties at random."""
+"""Selectors: which samples of a batch are worth a label. Scores, the highest first, ties at random."""
 
 from __future__ import annotations
 

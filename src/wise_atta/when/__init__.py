@@ -1,4 +1,4 @@
-"""When to ask? A utility scores the batch, a policy decides on the score, an account keeps the policy honest."""
+"""When to ask: utilities score a batch, policies decide on the score, an account keeps them honest."""
 
 from __future__ import annotations
 

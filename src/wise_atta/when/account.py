@@ -1,4 +1,4 @@
-"""How many labels may be spent by now? An account that cannot be overdrawn."""
+"""The account: how many labels may be spent by now. It cannot be overdrawn."""
 
 from __future__ import annotations
 

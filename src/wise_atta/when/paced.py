@@ -1,4 +1,4 @@
-"""When is a batch worth a label? When its score is high among the recent ones and the budget is on schedule."""
+"""Budget-paced selection: a batch is worth a label if its score is high lately and the budget is on schedule."""
 
 from __future__ import annotations
 
@@ -127,10 +127,10 @@ class BudgetPaced(Policy):
         )
         settled = {"per": fixed.per, "credit": fixed.credit, "total": fixed.total, "ties": "accept"}
         for name, value in settled.items():
-            given = getattr(self, name)
-            if given is not None and given != value:
+            own = getattr(self, name)
+            if own is not None and own != value:
                 raise errors.BadConfig(
-                    f"{name}={given!r} contradicts preset={self.preset!r}, which has {name}={value!r}: leave out one "
+                    f"{name}={own!r} contradicts preset={self.preset!r}, which has {name}={value!r}: leave out one "
                     "of the two"
                 )
         return fixed

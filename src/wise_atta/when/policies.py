@@ -1,4 +1,4 @@
-"""When is a batch worth a label? Policies that do not look at the score, and what all policies have in common."""
+"""Policies: which batches are worth a label. Those that do not look at the score, and what all have in common."""
 
 from __future__ import annotations
 

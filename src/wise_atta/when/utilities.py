@@ -1,4 +1,4 @@
-"""How much is a batch worth a label? Six readings of one prediction; higher is more wanted.
+"""Utilities: how much a batch is worth a label. Six readings of one prediction; higher is more wanted.
 
 The paper names them (equation 2 and the appendix on utilities) but gives neither sign nor k for the last five. Here
 entropies count negatively, so that confident batches come first as they do under `Count`, and drifts count positively.

@@ -1,4 +1,4 @@
-"""Which score do the best of the recent batches reach? A sliding window whose quantiles cost microseconds."""
+"""A sliding window of scores, whose quantiles cost microseconds."""
 
 from __future__ import annotations
 
