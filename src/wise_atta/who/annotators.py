@@ -265,8 +265,8 @@ class Teacher(Direct):
             out = self._forward(as_batch(query))
         logits = getattr(out, "logits", out)
         if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1:
-            found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise errors.BadInput(f"the teacher must give logits [1, C] for one sample, not {found}")
+            shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise errors.BadInput(f"the teacher must give logits [1, C] for one sample, not {shape}")
         if logits.shape[1] != query.classes:
             raise errors.BadConfig(
                 f"the teacher has {logits.shape[1]} classes and the student {query.classes}: "

@@ -143,8 +143,8 @@ class Delayed(Wrapper):
 
     def answers(self, now: int, last: Collection[str] = ()) -> dict[str, Answer]:
         # Taken as soon as they are given, so that nobody need keep a question's input while its answer waits.
-        given = self.annotator.answers(now, last)
-        self._held |= {name: answer for name, answer in given.items() if name in self._due}
+        answers = self.annotator.answers(now, last)
+        self._held |= {name: answer for name, answer in answers.items() if name in self._due}
         ripe = sorted((name for name in self._held if self._due[name] <= now), key=self._due.__getitem__)
         arrived = {name: self._held[name] for name in ripe}
         for name in {*ripe, *last}:
