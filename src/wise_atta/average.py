@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from wise_atta import errors, signals
-from wise_atta.part import Part, running
+from wise_atta import signals
+from wise_atta.part import Part, above, running, share
 
 
 @dataclass(eq=False)
@@ -35,8 +33,7 @@ class Average(Part):
     value: Tensor | None = running(key="value")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.momentum <= 1:
-            raise errors.BadConfig(f"the momentum of a moving average must be in [0, 1], not {self.momentum}")
+        share(momentum=self.momentum)
 
     def follow(self, x: Tensor) -> None:
         """Move towards a new value."""
@@ -44,16 +41,16 @@ class Average(Part):
         self.value = x if self.value is None else self.momentum * self.value.to(x) + (1 - self.momentum) * x
 
 
-@dataclass(eq=False)
-class Redundancy(Part):
+@dataclass(kw_only=True, eq=False)
+class Redundancy(Average):
     """A sample is new if |cos(p̄, p)| < ε, with p̄ the moving average of the mean prediction of what was kept.
 
     Parameters
     ----------
-    epsilon
-        ε. As long as nothing was kept every sample is new.
     momentum
         Of p̄.
+    epsilon
+        ε. As long as nothing was kept every sample is new.
 
     Examples
     --------
@@ -66,32 +63,20 @@ class Redundancy(Part):
     [False, True]
     """
 
-    epsilon: float = 0.05
     momentum: float = 0.9
-    mean: Average = field(init=False, repr=False)
+    epsilon: float = 0.05
 
     def __post_init__(self) -> None:
-        if self.epsilon <= 0:
-            raise errors.BadConfig(f"epsilon is a cosine above 0, not {self.epsilon}")
-        self.mean = Average(self.momentum)
+        super().__post_init__()
+        above(0, epsilon=self.epsilon)
 
     def new(self, probs: Tensor) -> Tensor:
         """True where a prediction differs from what was kept before."""
-        if self.mean.value is None:
+        if self.value is None:
             return torch.ones(len(probs), dtype=torch.bool, device=probs.device)
-        return signals.cosine_to(self.mean.value.to(probs), probs).abs() < self.epsilon
+        return signals.cosine_to(self.value.to(probs), probs).abs() < self.epsilon
 
     def follow(self, probs: Tensor) -> None:
         """Take note of the predictions that were kept; of none, nothing."""
         if len(probs):
-            self.mean.follow(probs.mean(dim=0))
-
-    # Saved as the average alone.
-    def reset(self) -> None:
-        self.mean.reset()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.mean.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.mean.load_state_dict(state)
+            super().follow(probs.mean(dim=0))

@@ -180,7 +180,7 @@ class Adapter(Controls):
         """Decide how many questions this batch is worth, and ask them about the samples that the selector picks."""
         free = self.questions.free
         granted = want if free else self.policy.decide(seen.score, want=want, samples=count)
-        before = self.selector.state_dict()
+        undo = remember(self.selector)
         try:
             rows = self.engine.pick(seen, granted) if granted else []
             if len(rows) > granted:
@@ -193,7 +193,7 @@ class Adapter(Controls):
         except BaseException:
             if not free:
                 self.policy.undo()
-            self.selector.load_state_dict(before)
+            undo()
             raise
         if len(queries) < granted and not free:
             self.policy.refund(granted - len(queries))

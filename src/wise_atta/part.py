@@ -60,7 +60,7 @@ class Part:
 
     def state_dict(self) -> dict[str, Any]:
         """The running quantities, to be saved."""
-        return {key: _saved(getattr(self, name)) for name, key, _ in _quantities(self)}
+        return {key: saved(getattr(self, name)) for name, key, _ in _quantities(self)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up running quantities that were saved."""
@@ -69,7 +69,7 @@ class Part:
             if hasattr(value, "load_state_dict"):
                 value.load_state_dict(state[key])
             else:
-                setattr(self, name, _saved(state[key]))
+                setattr(self, name, saved(state[key]))
 
 
 def _quantities(part: Part) -> list[tuple[str, str, Callable[[], Any]]]:
@@ -77,10 +77,35 @@ def _quantities(part: Part) -> list[tuple[str, str, Callable[[], Any]]]:
     return [(f.name, f.metadata[SAVED_AS], f.default_factory) for f in fields(part) if SAVED_AS in f.metadata]  # type: ignore[misc]  # made by `running`
 
 
-def _saved(value: Any) -> Any:
+def saved(value: Any) -> Any:
+    """A value as it is saved: a tensor on the host, the state of a part, or a copy."""
     if isinstance(value, Tensor):
         return value.detach().cpu().clone()
     return value.state_dict() if hasattr(value, "state_dict") else copy.copy(value)
+
+
+def at_least(bound: float, **options: float | None) -> None:
+    """Refuse options below a bound; None is no number and passes.
+
+    >>> at_least(1, samples=4, size=None)
+    """
+    for name, value in options.items():
+        if value is not None and not value >= bound:
+            raise errors.BadConfig(f"{name}={value} must be at least {bound}")
+
+
+def above(bound: float, **options: float | None) -> None:
+    """Refuse options at or below a bound."""
+    for name, value in options.items():
+        if value is not None and not value > bound:
+            raise errors.BadConfig(f"{name}={value} must be above {bound}")
+
+
+def share(**options: float) -> None:
+    """Refuse options outside [0, 1]."""
+    for name, value in options.items():
+        if not 0 <= value <= 1:
+            raise errors.BadConfig(f"{name}={value} must be in [0, 1]")
 
 
 def make(kind: str, registry: Mapping[str, Callable[..., T]], name: str, options: Mapping[str, Any]) -> T:

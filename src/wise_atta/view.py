@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from wise_atta import signals
 
 
+@dataclass(eq=False, repr=False)
 class View:
     """One batch as the model saw it. Everything is detached, and nothing is computed before it is asked for.
 
@@ -17,31 +19,25 @@ class View:
     ----------
     number
         Which batch of the stream this is, from 1.
-    age
-        How many batches the model has seen since it started or was reset, this one included.
     logits, features
         What the one forward gave: [n, C] and [n, d].
     head
         The current classifier head, features → logits.
     anchor
         Runs the anchor's forward and gives its logits. Called at most once, and only if drift is asked for.
+    age
+        How many batches the model has seen since it started or was reset, this one included; `number` if not given.
     """
 
-    def __init__(
-        self,
-        number: int,
-        logits: Tensor,
-        features: Tensor,
-        head: Callable[[Tensor], Tensor],
-        anchor: Callable[[], Tensor],
-        age: int | None = None,
-    ) -> None:
-        self.number = number
-        self.age = number if age is None else age
-        self.logits = logits
-        self.features = features
-        self.head = head
-        self._anchor = anchor
+    number: int
+    logits: Tensor
+    features: Tensor
+    head: Callable[[Tensor], Tensor]
+    anchor: Callable[[], Tensor]
+    age: int = 0
+
+    def __post_init__(self) -> None:
+        self.age = self.age or self.number
 
     def __len__(self) -> int:
         return len(self.logits)
@@ -61,7 +57,7 @@ class View:
     @cached_property
     def drift(self) -> Tensor:
         """‖p − p̄‖₂ for each sample. Costs the anchor's forward, once."""
-        return signals.drift(self.logits, self._anchor())
+        return signals.drift(self.logits, self.anchor())
 
     @property
     def drift_known(self) -> bool:

@@ -52,24 +52,17 @@ def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Ad
     if not isinstance(model, nn.Module):
         raise errors.BadInput(f"a model is an nn.Module, not a {type(model).__name__}: make or load it first")
     group = options.pop("group", None)
-    wrapper = {name: options.pop(name) for name in _ADAPTER if name in options}
+    wrapper, asked, seen = (
+        {name: options.pop(name) for name in names if name in options} for names in (_ADAPTER, _QUESTIONS, _CLASSIFIER)
+    )
     if isinstance(wrapper.get("guard"), bool):
         wrapper["guard"] = Guard() if wrapper["guard"] else None
-    asked = {name: options.pop(name) for name in _QUESTIONS if name in options}
-    seen = {name: options.pop(name) for name in _CLASSIFIER if name in options}
     if isinstance(method, str):
         method = methods.get(method, **options)
     elif options:
         raise errors.BadConfig(f"{', '.join(options)}: give these to the method itself, it was made by hand")
     seen = {"statistics": method.statistics} | seen
-    parts = {
-        "policy": method.policy,
-        "utility": method.utility,
-        "selector": method.selector,
-        "labels": method.labels,
-        "anchor": method.anchor,
-        **wrapper,
-    }
+    parts = {name: getattr(method, name) for name in ("policy", "utility", "selector", "labels", "anchor")} | wrapper
     if group is not None:
         shared = SharedClassifier(model, group=group, adapt=method.update.adapts, **seen)
         return SharedAdapter(shared, method.update, questions=SharedQuestions(shared, **asked), **parts)

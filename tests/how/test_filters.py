@@ -17,16 +17,16 @@ def test_confidence_is_measured_against_the_number_of_classes() -> None:
 
 
 def test_nothing_is_redundant_before_something_was_kept() -> None:
-    redundancy = Redundancy(0.05)
+    redundancy = Redundancy(epsilon=0.05)
     redundancy.follow(torch.zeros(0, 3))
     assert redundancy.new(torch.eye(3)).all()
 
 
 def test_the_mean_prediction_follows_the_kept_ones() -> None:
-    redundancy = Redundancy(0.5, momentum=0.9)
+    redundancy = Redundancy(epsilon=0.5, momentum=0.9)
     redundancy.follow(torch.tensor([[1.0, 0.0], [0.5, 0.5]]))
     redundancy.follow(torch.tensor([[0.0, 1.0]]))
-    torch.testing.assert_close(redundancy.mean.value, torch.tensor([0.675, 0.325]))
+    torch.testing.assert_close(redundancy.value, torch.tensor([0.675, 0.325]))
 
 
 def test_a_saved_average_is_not_shared_with_the_running_one() -> None:

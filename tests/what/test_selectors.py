@@ -49,7 +49,7 @@ def by_hand(name: str, view: View) -> list[float]:
         return [-sum(p * math.log(p) for p in row) for row in rows]
     if name == "margin":
         return [sorted(row)[-2] - sorted(row)[-1] for row in rows]
-    anchor = [probabilities(row) for row in view._anchor()]
+    anchor = [probabilities(row) for row in view.anchor()]
     return [math.dist(row, slow) for row, slow in zip(rows, anchor, strict=True)]
 
 

@@ -12,11 +12,10 @@ from torch.nn import functional
 
 from wise_atta import errors, signals
 from wise_atta.how.labels import Labels
-from wise_atta.how.optimizer import Kind
 from wise_atta.how.replay import Draw, Kept, Replay, stack
-from wise_atta.how.update import GradientUpdate, skipped
+from wise_atta.how.update import OneGroup, skipped
 from wise_atta.model import Forward, Spec, Version, Weights
-from wise_atta.part import SAVED_AS, running
+from wise_atta.part import SAVED_AS, at_least, running
 from wise_atta.stream import Inputs, tree_map
 
 
@@ -34,7 +33,7 @@ class Anchors(Replay):
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Anchored(GradientUpdate):
+class Anchored(OneGroup):
     """Some steps on (1 − α)·CE(pseudo) + α·CE(queried), α the share of queried anchors among all (SimATTA).
 
     Pseudo anchors are samples of low entropy under the source model, with its class; queried ones have a label.
@@ -73,17 +72,12 @@ class Anchored(GradientUpdate):
     pseudo: Replay = running(key="pseudo")
     _batches: int = running(0, key="batches")
 
-    def __post_init__(self, optimizer: Kind) -> None:
-        super().__post_init__(optimizer)
-        if min(self.steps, self.batch, self.most) < 1:
-            raise errors.BadConfig(
-                f"steps, batch and most must be at least 1, not {self.steps}, {self.batch} and {self.most}"
-            )
+    def prepare(self) -> None:
+        at_least(1, steps=self.steps, batch=self.batch, most=self.most)
         buffers: dict[str, Any] = {"repeat": True, "draw": self.draw, "seed": self.seed}
         if self.queried is None:
             self.queried = Anchors(self.size, name="queried", **buffers)
         self.pseudo = Replay(self.size, name="pseudo", **buffers)
-        self.adapts = {"adapted": self.adapt}
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         model = self.model
@@ -101,7 +95,7 @@ class Anchored(GradientUpdate):
             inputs = stack([kept.inputs for kept in (*pseudo, *queried)], model.device)
             logits = model.forward(inputs, version=version, grad=True).logits
             loss = (1 - alpha) * _loss(logits[: len(pseudo)], pseudo) + alpha * _loss(logits[len(pseudo) :], queried)
-            self.optimizer.step(model.gradients(loss, version, ["adapted"]), publish=False)
+            self.descend(loss, version, publish=False)
         self.queried.measure(model, self.optimizer.unseen, chunk=self.batch)
         self.optimizer.publish()
         self._batches += 1

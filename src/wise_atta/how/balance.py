@@ -10,10 +10,9 @@ from torch import Tensor
 from wise_atta.average import Average
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy
-from wise_atta.how.optimizer import Kind
 from wise_atta.how.sums import Loss
-from wise_atta.how.update import GradientUpdate, skipped
-from wise_atta.model import Forward, Spec
+from wise_atta.how.update import OneGroup, record, skipped
+from wise_atta.model import Forward
 from wise_atta.part import running
 
 # What the two weights add up to: two losses that are already balanced keep a weight of 1 each.
@@ -21,7 +20,7 @@ _SUM = 2.0
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Balanced(GradientUpdate):
+class Balanced(OneGroup):
     """One step on w₁·L_ent + w₂·L_ce, with w₁ = 2g₂/(g₁ + g₂) and w₂ = 2g₁/(g₁ + g₂) by their gradient norms (EATTA).
 
     Both weights are moving averages. A batch without a label takes a step on w₁·L_ent with w₁ as it stands, one without
@@ -40,16 +39,13 @@ class Balanced(GradientUpdate):
     """
 
     lr: float = 2.5e-4
-    adapt: Spec = "norm"
     below: float = 0.4
     weight_momentum: float = 0.8
     weights: Average = running(key="weights")
 
-    def __post_init__(self, optimizer: Kind) -> None:
-        super().__post_init__(optimizer)
+    def prepare(self) -> None:
         self.objective = Entropy(below=self.below)
         self.weights = Average(self.weight_momentum)
-        self.adapts = {"adapted": self.adapt}
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         sums = self.sums(forward, labels)
@@ -64,7 +60,7 @@ class Balanced(GradientUpdate):
             self.weights.follow(torch.where(weights.isfinite(), weights, 1.0))
         w1, w2 = (1.0, 1.0) if self.weights.value is None else self.weights.value.to(forward.logits)
         self.optimizer.step({"adapted": [w1 * a + w2 * b for a, b in zip(by_ent, by_ce, strict=True)]})
-        return {name: loss.value for name, loss in (("ent", ent), ("sup", ce)) if loss is not None}
+        return record(ent=ent, sup=ce)
 
     def _gradient(self, loss: Loss | None, forward: Forward, retain_graph: bool = False) -> list[Tensor]:
         if loss is None:

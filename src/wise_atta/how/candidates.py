@@ -13,7 +13,7 @@ from wise_atta.anchor import Anchor
 from wise_atta.average import Average
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective
-from wise_atta.how.optimizer import Kind, Optimizer, check_rate
+from wise_atta.how.optimizer import Optimizer, check_rate
 from wise_atta.how.update import GradientUpdate, skipped
 from wise_atta.model import Forward, Spec, Version, Weights
 from wise_atta.part import running
@@ -56,8 +56,7 @@ class Candidates(GradientUpdate):
     supervised: Optimizer = running(key="supervised")
     scores: Average = running(key="scores")
 
-    def __post_init__(self, optimizer: Kind) -> None:
-        super().__post_init__(optimizer)
+    def prepare(self) -> None:
         if not self.rates:
             raise errors.BadConfig("there is no learning rate to choose from: give rates at least one")
         for rate in (*self.rates, self.supervised_lr):

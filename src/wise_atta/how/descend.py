@@ -8,13 +8,13 @@ from torch import Tensor
 
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective
-from wise_atta.how.optimizer import Kind, check_pull
-from wise_atta.how.update import GradientUpdate, skipped
-from wise_atta.model import Forward, Spec
+from wise_atta.how.update import OneGroup, record, skipped
+from wise_atta.model import Forward
+from wise_atta.part import share
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Descend(GradientUpdate):
+class Descend(OneGroup):
     """One optimizer step a batch on an unlabelled objective; labels are not used.
 
     Parameters
@@ -30,14 +30,11 @@ class Descend(GradientUpdate):
     """
 
     objective: Objective | None = field(default=None, kw_only=False)
-    adapt: Spec = "norm"
     pull: float = 0.0
 
-    def __post_init__(self, optimizer: Kind) -> None:
-        super().__post_init__(optimizer)
-        check_pull(self.pull)
+    def prepare(self) -> None:
+        share(pull=self.pull)
         self.objective = Entropy() if self.objective is None else self.objective
-        self.adapts = {"adapted": self.adapt}
 
     @property
     def unlabelled_step(self) -> tuple[str, float]:
@@ -49,5 +46,5 @@ class Descend(GradientUpdate):
         if loss is None:
             return skipped()
         self.optimizer.step(sums.gradients("adapted", (1.0, loss)), publish=False)
-        self.optimizer.finish(self.pull)
-        return {"loss": loss.value}
+        self.optimizer.publish(self.pull)
+        return record(loss=loss)

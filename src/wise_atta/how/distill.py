@@ -12,11 +12,11 @@ from torch.nn import functional
 from wise_atta import errors, signals
 from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
-from wise_atta.how.optimizer import Kind, Optimizer, check_rate
+from wise_atta.how.optimizer import Optimizer, check_rate
 from wise_atta.how.replay import Draw, Replay, stack
-from wise_atta.how.update import GradientUpdate, Question, skipped
-from wise_atta.model import Forward, Spec, Weights
-from wise_atta.part import SAVED_AS, Part, running
+from wise_atta.how.update import OneGroup, Question, skipped
+from wise_atta.model import Forward, Weights
+from wise_atta.part import SAVED_AS, Part, at_least, running, saved
 from wise_atta.signals import trust
 from wise_atta.stream import Inputs, tree_map
 
@@ -36,7 +36,7 @@ class Tutor(Part):
         E₀ as a share of ln C.
     """
 
-    teacher: nn.Module | Weights
+    teacher: nn.Module | Weights = field(repr=False)
     _: KW_ONLY
     lr: float = 2.5e-4
     momentum: float = 0.9
@@ -63,11 +63,11 @@ class Tutor(Part):
             _require_same(theirs, own)
         model.work = student.work
         self.model = model
-        self.optimizer = Optimizer(self.model, lr=self.lr, momentum=self.momentum, nesterov=False)
+        self.optimizer = Optimizer(model, lr=self.lr, momentum=self.momentum, nesterov=False)
 
     def adapt(self, inputs: Inputs) -> None:
         """One step on a batch."""
-        forward = self.model.forward(self._taken(inputs), grad=True)
+        forward = self.model.forward(self._moved(inputs), grad=True)
         entropy = signals.entropy(forward.logits)
         loss = (trust(entropy, forward.logits.shape[1], self.below) * entropy).mean()  # mean of exp(E₀ − H)·H
         self.optimizer.step(self.model.gradients(loss, forward.version, list(self.model.layout.groups)))
@@ -75,37 +75,27 @@ class Tutor(Part):
 
     def logits(self, inputs: Inputs) -> Tensor:
         """What it thinks of a batch now."""
-        return self.model.forward(self._taken(inputs)).logits
+        return self.model.forward(self._moved(inputs)).logits
 
-    def _taken(self, inputs: Inputs) -> Inputs:
-        def move(leaf: Tensor) -> Tensor:
-            return leaf.to(self.model.device, self.model.dtype if leaf.is_floating_point() else leaf.dtype)
-
-        return tree_map(move, inputs)
+    def _moved(self, inputs: Inputs) -> Inputs:
+        device, dtype = self.model.device, self.model.dtype
+        return tree_map(lambda leaf: leaf.to(device, dtype if leaf.is_floating_point() else leaf.dtype), inputs)
 
     def reset(self) -> None:
         self.optimizer.reset()
         self.model.reset_statistics()
 
     def state_dict(self) -> dict[str, Any]:
-        running = self.model.running
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "running": None if running is None else running.detach().cpu().clone(),
-        }
+        return {"optimizer": self.optimizer.state_dict(), "running": saved(self.model.running)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.optimizer.load_state_dict(state["optimizer"])
         running = state["running"]
         self.model.running = None if running is None else running.to(self.model.device, copy=True)
 
-    def __repr__(self) -> str:
-        options = f"lr={self.lr}, momentum={self.momentum}, below={self.below}"
-        return f"Tutor({type(self.teacher).__name__}, {options})"
-
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class Distillation(GradientUpdate):
+class Distillation(OneGroup):
     """Learn from a teacher of one's own, in batches of questions that have queued up, and from replayed ones (CEMA).
 
     With every full queue the teacher takes a step on it; then the student takes one on queue and replayed samples, with
@@ -146,7 +136,6 @@ class Distillation(GradientUpdate):
     cost: int = 1
     lr: float = 2.5e-3
     nesterov: bool = False
-    adapt: Spec = "norm"
     entropy: float = 3.0
     kl: float = 3.0
     ce: float = 1.0
@@ -161,22 +150,17 @@ class Distillation(GradientUpdate):
     replay: Replay = running(key="replay")
     _steps: int = running(0, key="steps")
 
-    def __post_init__(self, optimizer: Kind) -> None:
-        super().__post_init__(optimizer)
+    def prepare(self) -> None:
         if self.cost not in (0, 1):
             raise errors.BadConfig(f"a teacher's label costs 1 like any other, or 0 where it is free, not {self.cost}")
-        if self.queue < 2 or min(self.replayed, self.alone, self.ready) < 0:
-            raise errors.BadConfig(
-                "replayed, alone and ready must be at least 0 and queue at least 2, not "
-                f"replayed={self.replayed}, alone={self.alone}, ready={self.ready}, queue={self.queue}"
-            )
+        at_least(2, queue=self.queue)
+        at_least(0, replayed=self.replayed, alone=self.alone, ready=self.ready)
         if self.size is not None and self.size < self.ready:
             raise errors.BadConfig(
                 f"a buffer of size {self.size} never holds the {self.ready} samples that replay waits for"
             )
         self.replay = Replay(self.size, draw=self.draw, seed=self.seed)
         self.teacher_cost = self.cost
-        self.adapts = {"adapted": self.adapt}
         self._losses: dict[str, Tensor] = {}
         self._sent = 0
 
@@ -227,7 +211,7 @@ class Distillation(GradientUpdate):
         kl = weight * (log_t.exp() * (log_t - log_p)).sum(dim=1)  # KL(p′‖p)
         ce = weight * functional.nll_loss(log_p, sure, reduction="none")  # −log p_y, y = arg max p′
         loss = (self.entropy * ent + self.kl * kl + self.ce * ce).mean()
-        self.optimizer.step(self.model.gradients(loss, forward.version, ["adapted"]))
+        self.descend(loss, forward.version)
         self._steps += 1
         self._losses = {"loss": loss.detach()}
         classes: list[int] = sure.tolist()

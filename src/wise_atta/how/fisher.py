@@ -14,7 +14,7 @@ from wise_atta import errors
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Objective
 from wise_atta.model import Forward, Weights
-from wise_atta.part import SAVED_AS
+from wise_atta.part import SAVED_AS, at_least
 from wise_atta.stream import Batch, Inputs, size, tree_map
 
 SourceData: TypeAlias = Iterable[Inputs | Batch]
@@ -79,10 +79,8 @@ class SourcePenalty(Objective):
     samples: int = 2000
 
     def __post_init__(self) -> None:
-        if self.weight < 0 or self.samples < 1:
-            raise errors.BadConfig(
-                f"weight must be at least 0 and samples at least 1, not {self.weight} and {self.samples}"
-            )
+        at_least(0, weight=self.weight)
+        at_least(1, samples=self.samples)
         self.needs_statistics = self.objective.needs_statistics
         self.source = check_source(self.source)
 

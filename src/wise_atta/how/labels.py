@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -24,47 +24,40 @@ class Late:
     statistics: Statistics | Literal["source"] | None = None
 
 
+@dataclass(eq=False)
 class Labels:
     """The labelled samples of one call of `learn`, prompt ones first.
 
     Parameters
     ----------
     rows, labels, weights
-        Samples of the batch itself: their places, classes and weights.
+        Samples of the batch itself: their places, classes and weights, 1 unless given. The late ones' are added.
     late
         Samples of earlier batches.
     places
         Batch number and row of every sample, late ones included.
     """
 
-    def __init__(
-        self,
-        rows: Sequence[int] = (),
-        labels: Sequence[int] = (),
-        weights: Sequence[float] | None = None,
-        late: Sequence[Late] = (),
-        places: Sequence[tuple[int, int]] = (),
-    ) -> None:
-        self.rows = list(rows)
-        self.places = list(places)
-        self.late = list(late)
-        self.labels = [*labels, *(item.label for item in late)]
-        self.weights = [*([1.0] * len(self.rows) if weights is None else weights), *(item.weight for item in late)]
-        self._ready: tuple[Tensor, Tensor, Tensor] | None = None
+    rows: Sequence[int] = ()
+    labels: Sequence[int] = ()
+    weights: Sequence[float] = ()
+    late: Sequence[Late] = ()
+    places: Sequence[tuple[int, int]] = ()
+    _ready: tuple[Tensor, Tensor, Tensor] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.rows = [*self.rows]
+        self.labels = [*self.labels, *(item.label for item in self.late)]
+        self.weights = [*(self.weights or [1.0] * len(self.rows)), *(item.weight for item in self.late)]
 
     def on(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, classes and weights beside the logits, copied there once: a rule asks for them several times."""
         if self._ready is None or self._ready[2].device != logits.device or self._ready[2].dtype != logits.dtype:
-            rows, targets = (
-                torch.tensor(values, dtype=torch.long, device="cpu") for values in (self.rows, self.labels)
-            )
+            rows, targets = (torch.tensor(own, dtype=torch.long, device="cpu") for own in (self.rows, self.labels))
             weights = torch.tensor(self.weights, dtype=logits.dtype, device="cpu")
             # A handful of numbers is on its way when the call returns: nothing has to wait for it.
-            self._ready = (
-                rows.to(logits.device, non_blocking=True),
-                targets.to(logits.device, non_blocking=True),
-                weights.to(logits.device, non_blocking=True),
-            )
+            rows, targets, weights = (own.to(logits.device, non_blocking=True) for own in (rows, targets, weights))
+            self._ready = rows, targets, weights
         return self._ready
 
     def __len__(self) -> int:

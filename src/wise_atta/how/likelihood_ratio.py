@@ -14,7 +14,7 @@ from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Objective
 from wise_atta.how.views import Augment, Augmentation
 from wise_atta.model import Forward, Weights
-from wise_atta.part import running
+from wise_atta.part import above, running
 from wise_atta.stream import Inputs, tree_map
 
 
@@ -50,11 +50,9 @@ class LikelihoodRatio(Objective):
     _batches: int = running(0, key="batches")
 
     def __post_init__(self) -> None:
-        if not 0 < self.clip < 1 or self.eps <= 0 or self.temperature <= 0:
-            raise errors.BadConfig(
-                f"clip must be in (0, 1), eps and temperature above 0, not {self.clip}, {self.eps} and "
-                f"{self.temperature}"
-            )
+        above(0, eps=self.eps, temperature=self.temperature)
+        if not 0 < self.clip < 1:
+            raise errors.BadConfig(f"clip={self.clip} must be in (0, 1)")
         self.mean = Average(self.mean_momentum)
         self.needs_statistics = self.consistency
         if self.augment is None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from wise_atta import errors, signals
+from wise_atta import signals
 from wise_atta.average import Redundancy
 from wise_atta.how.labels import Labels
 from wise_atta.model import Forward, Weights
-from wise_atta.part import Part, running
+from wise_atta.part import Part, above, running
 from wise_atta.signals import confident, trust
 
 
@@ -45,8 +45,7 @@ class Entropy(Objective):
     below: float | None = None
 
     def __post_init__(self) -> None:
-        if self.below is not None and self.below <= 0:
-            raise errors.BadConfig(f"below is a fraction of ln C above 0, or None for no filter, not {self.below}")
+        above(0, below=self.below)
 
     def __call__(self, model: Weights, forward: Forward, labels: Labels) -> Tensor | None:
         entropy = signals.entropy(forward.logits)
@@ -75,9 +74,8 @@ class ReliableEntropy(Objective):
     redundancy: Redundancy = running(key="mean")
 
     def __post_init__(self) -> None:
-        if self.below <= 0:
-            raise errors.BadConfig(f"below is a fraction of ln C above 0, not {self.below}")
-        self.redundancy = Redundancy(self.epsilon, self.mean_momentum)
+        above(0, below=self.below)
+        self.redundancy = Redundancy(momentum=self.mean_momentum, epsilon=self.epsilon)
 
     def __call__(self, model: Weights, forward: Forward, labels: Labels) -> Tensor | None:
         classes = forward.logits.shape[1]

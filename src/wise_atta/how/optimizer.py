@@ -52,7 +52,7 @@ class Optimizer:
             )
         if self.kind not in get_args(Kind):
             raise errors.unknown("optimizer", self.kind, get_args(Kind))
-        self._shared = None if share is None else share._owner
+        self._shared: Optimizer | None = None if share is None else share._shared or share
         self._sharing: list[Optimizer] = []
         if self._shared is not None:
             self._shared._sharing.append(self)
@@ -64,18 +64,13 @@ class Optimizer:
         self._gradient = torch.zeros_like(self.flat)
         self._gradient_views = self.model.layout.views(self._gradient)
 
-    @property
-    def _owner(self) -> Optimizer:
-        """Whose values are moved: one's own, or those of another optimizer."""
-        return self if self._shared is None else self._shared
-
     def step(self, gradients: Gradients, lr: float | None = None, *, publish: bool = True) -> None:
         """Take one step on the named groups and publish the result. Groups that are not named stay as they are.
 
         A gradient with NaN or Inf is taken as zero: one bad batch must not destroy the adapted tensors. With
-        `publish=False` the step is seen by nobody until another, `move`, `finish` or `publish` has completed it.
+        `publish=False` the step is seen by nobody until another, `move` or `publish` has completed it.
         """
-        owner, lr = self._owner, self.lr if lr is None else lr
+        owner, lr = self._shared or self, self.lr if lr is None else lr
         rule = self._sgd if self.kind == "sgd" else self._adam
         with torch.no_grad():
             values = owner._flat.clone() if owner._flat is owner._published else owner._flat
@@ -138,39 +133,32 @@ class Optimizer:
     @property
     def flat(self) -> Tensor:
         """The current values. Nobody writes to them: see `move`."""
-        return self._owner._flat
-
-    @property
-    def rounded(self) -> Tensor:
-        """The current values as the network takes them; the very same tensor where nothing is to be rounded."""
-        return self.flat.to(self.model.live.flat.dtype)
+        return (self._shared or self)._flat
 
     @property
     def unseen(self) -> Version:
         """The current values, published or not, to run a forward with: its graph must be used before the next step."""
-        return Version(self.rounded, self.model.layout)
+        return Version(self.flat.to(self.model.dtype), self.model.layout)
 
     def move(self, flat: Tensor, *, publish: bool = True) -> None:
         """Put the adapted tensors somewhere else (a restore, an average) and publish; momenta stay.
 
         The vector must not be written to afterwards.
         """
-        self._owner._flat = flat.detach().to(self.flat)
+        (self._shared or self)._flat = flat.detach().to(self.flat)
         if publish:
             self.publish()
 
-    def finish(self, pull: float) -> None:
-        """Complete an update: so much of the way back to the source, θ ← (1 − pull)·θ + pull·θ₀, then publish."""
+    def publish(self, pull: float = 0.0) -> None:
+        """Go so much of the way back to the source, θ ← (1 − pull)·θ + pull·θ₀, and let everybody see the values."""
+        owner = self._shared or self
         if pull:
-            if self._source is None:
-                self._source = self.model.source_flat().to(self.flat)
-            self.move(self.flat.lerp(self._source, pull), publish=False)
-        self.publish()
-
-    def publish(self) -> None:
-        """Let everybody see the current values."""
-        self.model.publish(self.rounded)
-        self._owner._published = self.flat
+            if owner._source is None:
+                owner._source = self.model.source_flat().to(owner._flat)
+            owner._flat = owner._flat.lerp(owner._source, pull)
+        # As the network takes them; the very same tensor where nothing is to be rounded.
+        self.model.publish(owner._flat.to(self.model.dtype))
+        owner._published = owner._flat
 
     def reset(self) -> None:
         """Back to the source, with no momentum; values that are shared go there with their owner."""
@@ -221,9 +209,3 @@ def check_rate(lr: float) -> None:
     """Refuse a learning rate that no optimizer takes."""
     if not isinstance(lr, int | float) or not 0 <= lr < math.inf:
         raise errors.BadConfig(f"a learning rate must be a number from 0 on, not {lr!r}")
-
-
-def check_pull(pull: float) -> None:
-    """Refuse what is no share of the way back to the source."""
-    if not 0 <= pull <= 1:
-        raise errors.BadConfig(f"pull is a share of the way back to the source, in [0, 1], not {pull}")

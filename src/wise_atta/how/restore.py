@@ -9,8 +9,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from wise_atta import errors, rng
+from wise_atta import rng
 from wise_atta.model import Layout
+from wise_atta.part import share
 
 # Shapes by name, and a generator → for each tensor, numbers in [0, 1).
 Draws: TypeAlias = Callable[[Mapping[str, torch.Size], torch.Generator], Mapping[str, Tensor]]
@@ -36,8 +37,7 @@ class Restore:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise errors.BadConfig(f"the probability to restore a value must be in [0, 1], not {self.probability}")
+        share(probability=self.probability)
 
     def draw(self, layout: Layout, number: int) -> Tensor:
         """A flat vector, true where a value returns at batch `number`."""

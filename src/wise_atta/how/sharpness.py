@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from wise_atta import errors, signals
+from wise_atta import signals
 from wise_atta.average import Average
 from wise_atta.how.labels import Labels
-from wise_atta.how.optimizer import Kind, Optimizer
-from wise_atta.how.update import GradientUpdate, skipped
+from wise_atta.how.optimizer import Optimizer
+from wise_atta.how.update import OneGroup, skipped
 from wise_atta.model import Forward, Spec, Version, Weights
-from wise_atta.part import running
+from wise_atta.part import above, at_least, running
 from wise_atta.signals import confident
 
 
@@ -32,7 +32,7 @@ def climb(version: Version, gradients: Mapping[str, list[Tensor]], rho: float) -
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class SharpnessAware(GradientUpdate):
+class SharpnessAware(OneGroup):
     """Entropy of reliable samples, by its gradient at θ + ρ·g/‖g‖; a collapsed model goes back to the source.
 
     Parameters
@@ -63,12 +63,10 @@ class SharpnessAware(GradientUpdate):
     restore_below: float = 0.2
     average: Average = running(key="average")
 
-    def __post_init__(self, optimizer: Kind) -> None:
-        super().__post_init__(optimizer)
-        if self.rho < 0 or self.below <= 0:
-            raise errors.BadConfig(f"rho must be at least 0 and below above 0, not {self.rho} and {self.below}")
+    def prepare(self) -> None:
+        at_least(0, rho=self.rho)
+        above(0, below=self.below)
         self.average = Average(self.loss_momentum)
-        self.adapts = {"adapted": self.adapt}
 
     def make_optimizer(self, model: Weights, share: Optimizer | None = None) -> Optimizer:
         lr = _published_lr(model.model) if self.lr is None else self.lr
@@ -81,8 +79,8 @@ class SharpnessAware(GradientUpdate):
         if not keep.any():
             return skipped()
         gradients = model.gradients(first[keep].mean(), forward.version, ["adapted"])  # g = ∂/∂θ mean of H over S₁
-        above = climb(forward.version, gradients, self.rho)  # θ + ρ·g/‖g‖
-        second = signals.entropy(model.forward(forward.inputs, version=above, grad=True, beside=forward).logits)
+        higher = climb(forward.version, gradients, self.rho)  # θ + ρ·g/‖g‖
+        second = signals.entropy(model.forward(forward.inputs, version=higher, grad=True, beside=forward).logits)
         keep &= confident(second, classes, self.below)  # S₂ ⊆ S₁: H < E₀ there too
         if not keep.any():
             return skipped()
@@ -92,7 +90,7 @@ class SharpnessAware(GradientUpdate):
         if self.average.value < self.restore_below:  # m < 0.2: collapsed
             self.reset()
             return {"loss": loss.detach(), "restored": torch.ones(())}
-        self.optimizer.step(model.gradients(loss, above, ["adapted"]))  # θ ← θ − η·∂L/∂θ at θ + ρ·g/‖g‖
+        self.descend(loss, higher)  # θ ← θ − η·∂L/∂θ at θ + ρ·g/‖g‖
         return {"loss": loss.detach()}
 
 

@@ -11,9 +11,8 @@ from wise_atta import errors, rng
 from wise_atta.anchor import Anchor
 from wise_atta.how.consistency import cross_entropy, symmetric_cross_entropy
 from wise_atta.how.labels import Labels
-from wise_atta.how.optimizer import Kind
 from wise_atta.how.restore import Restore
-from wise_atta.how.update import GradientUpdate
+from wise_atta.how.update import OneGroup
 from wise_atta.how.views import Augment, Augmentation
 from wise_atta.model import Forward, Spec, Version, Weights
 from wise_atta.part import running
@@ -21,7 +20,7 @@ from wise_atta.stream import Inputs
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
-class TeacherStudent(GradientUpdate):
+class TeacherStudent(OneGroup):
     """The student learns the teacher's prediction, which is also the one that is scored.
 
     The teacher is the adapter's `Anchor`, the source is read from the user's own module: neither is a copied network.
@@ -55,13 +54,11 @@ class TeacherStudent(GradientUpdate):
     seed: int = 0
     _batches: int = running(0, key="batches")
 
-    def __post_init__(self, optimizer: Kind) -> None:
-        super().__post_init__(optimizer)
+    def prepare(self) -> None:
         if self.views < 1:
             raise errors.BadConfig(f"at least one view is needed, not {self.views}: threshold=0 uses none")
         if self.augment is None:
             self.augment = Augment()
-        self.adapts = {"adapted": self.adapt}
 
     def start(self, model: Weights, anchor: Anchor | None = None) -> None:
         if anchor is None:
@@ -94,7 +91,7 @@ class TeacherStudent(GradientUpdate):
         returns = self.returning.draw(model.layout, self._batches).to(model.device)
         apart = symmetric_cross_entropy if self.symmetric else cross_entropy
         loss = apart(target, forward.logits).mean()
-        self.optimizer.step(model.gradients(loss, forward.version, ["adapted"]), publish=False)
+        self.descend(loss, forward.version, publish=False)
         student = self.optimizer.flat.detach()
         self.teacher.follow(Version(student, model.layout, grad=False))  # θ' ← 0.999·θ' + 0.001·θ
         self.optimizer.move(torch.where(returns, model.source_flat(), student))  # some θᵢ ← θ₀ᵢ

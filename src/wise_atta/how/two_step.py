@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,9 +13,10 @@ from wise_atta import errors
 from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Entropy, Objective
-from wise_atta.how.optimizer import Kind, check_pull, check_rate
-from wise_atta.how.update import GradientUpdate, lean_to_batch, skipped
+from wise_atta.how.optimizer import check_rate
+from wise_atta.how.update import GradientUpdate, lean_to_batch, record, skipped
 from wise_atta.model import Forward, Spec, Version, Weights
+from wise_atta.part import at_least, share
 
 Head: TypeAlias = Literal["full", "bias", "none"]
 _HEADS: dict[Head, Spec | None] = {"full": "head", "bias": "head.bias", "none": None}
@@ -31,10 +32,9 @@ class _Steps(GradientUpdate):
     train_head: Head = "full"
     only_selected: bool = False
 
-    def __post_init__(self, optimizer: Kind) -> None:
-        super().__post_init__(optimizer)
-        if self.train_head not in get_args(Head):
-            raise errors.unknown("train_head", self.train_head, get_args(Head))
+    def prepare(self) -> None:
+        if self.train_head not in _HEADS:
+            raise errors.unknown("train_head", self.train_head, _HEADS)
         self.objective = Entropy(below=0.4) if self.objective is None else self.objective
 
 
@@ -81,11 +81,10 @@ class TwoStep(_Steps):
     pull: float = 0.0
     correct_prior: bool = False
 
-    def __post_init__(self, optimizer: Kind) -> None:
-        super().__post_init__(optimizer)
-        check_pull(self.pull)
-        if min(self.lambda_sup, self.lambda_ent, self.lambda_head) < 0:
-            raise errors.BadConfig("the weights of the losses must be at least 0")
+    def prepare(self) -> None:
+        super().prepare()
+        share(pull=self.pull)
+        at_least(0, lambda_sup=self.lambda_sup, lambda_ent=self.lambda_ent, lambda_head=self.lambda_head)
         self.head_lr = self.lr if self.head_lr is None else self.head_lr
         check_rate(self.head_lr)
         self.runs_again = self.block is not None
@@ -101,7 +100,7 @@ class TwoStep(_Steps):
             self.second = self.make_optimizer(model, share=self.optimizer)
 
     def output(self, forward: Forward) -> Tensor:
-        logits = super().output(forward)
+        logits = forward.logits.detach()
         return lean_to_batch(logits) if self.correct_prior else logits
 
     @property
@@ -128,8 +127,8 @@ class TwoStep(_Steps):
         if second == "block":
             self._step_of_block(forward, labels)
         if by_norm or second is not None:
-            self.optimizer.finish(self.pull)
-        return {name: loss.value for name, loss in (("ent", ent), ("sup", sup)) if loss is not None}
+            self.optimizer.publish(self.pull)
+        return record(ent=ent, sup=sup)
 
     def _step_of_block(self, forward: Forward, labels: Labels) -> None:
         model = self.model
@@ -180,46 +179,40 @@ class PublishedTwoStep(_Steps):
     sup: float = 0.15
     train_head: Head = "bias"
 
-    def __post_init__(self, optimizer: Kind) -> None:
-        super().__post_init__(optimizer)
+    def prepare(self) -> None:
+        super().prepare()
         check_rate(self.second_lr)
         head = _HEADS[self.train_head]
         self.adapts = {"norm": self.norm} | ({} if head is None else {"head": head})
-        self._head = [group for group in self.adapts if group == "head"]
+        self._head = [] if head is None else ["head"]
 
     def learn(self, forward: Forward, labels: Labels) -> dict[str, Tensor]:
         model, sums = self.model, self.sums(forward, labels)
         ent, sup = sums.unlabelled(), sums.supervised()
-        if ent is None and sup is None:
-            return skipped()
-        losses = {name: loss.value for name, loss in (("ent", ent), ("sup", sup)) if loss is not None}
-        if sup is None:
-            assert ent is not None
-            self._finish([self._step(self.unlabelled * ent.graph, forward, ["norm", *self._head], self.second_lr)])
-            return losses
-        first = [] if ent is None else [self.ent * ent.graph]
-        second = self._head if self.sup else []  # labels withheld: the larger unlabelled step alone
-        if self.sup and self.supervise_norm:
-            first.append(self.sup * sup.graph)
-            second = ["norm", *second]
+        losses = record(ent=ent, sup=sup)
         reached = []
-        if first:
-            reached.append(self._step(torch.stack(first).sum(), forward, ["norm"], self.lr))
-        if second:
-            again = model.forward(forward.inputs, version=self.optimizer.unseen, grad=True, beside=forward)
-            loss_again = self.sup * labels.loss(labels.outputs(model, again)[0])
-            reached.append(self._step(loss_again, again, second, self.second_lr))
-        self._finish(reached)
+        if sup is None and ent is not None:
+            reached.append(self._step(self.unlabelled * ent.graph, forward, ["norm", *self._head], self.second_lr))
+        if sup is not None:
+            first = [] if ent is None else [self.ent * ent.graph]
+            second = self._head if self.sup else []  # labels withheld: the larger unlabelled step alone
+            if self.sup and self.supervise_norm:
+                first.append(self.sup * sup.graph)
+                second = ["norm", *second]
+            if first:
+                reached.append(self._step(torch.stack(first).sum(), forward, ["norm"], self.lr))
+            if second:
+                again = model.forward(forward.inputs, version=self.optimizer.unseen, grad=True, beside=forward)
+                loss_again = self.sup * labels.loss(labels.outputs(model, again)[0])
+                reached.append(self._step(loss_again, again, second, self.second_lr))
+        if reached:
+            self.optimizer.publish()
+        for version in reached:
+            if self.anchor is not None:
+                self.anchor.follow(version)
         return losses
 
     def _step(self, loss: Tensor, forward: Forward, groups: list[str], lr: float) -> Version:
         """A step that nobody sees yet, and where it led."""
         self.optimizer.step(self.model.gradients(loss, forward.version, groups), lr=lr, publish=False)
-        return Version(self.optimizer.rounded.clone(), self.model.layout)
-
-    def _finish(self, reached: Sequence[Version]) -> None:
-        if reached:
-            self.optimizer.publish()
-        if self.anchor is not None:
-            for version in reached:
-                self.anchor.follow(version)
+        return Version(self.optimizer.unseen.flat.clone(), self.model.layout)

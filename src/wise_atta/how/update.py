@@ -14,7 +14,7 @@ from wise_atta.anchor import Anchor
 from wise_atta.how.labels import Labels
 from wise_atta.how.objective import Objective
 from wise_atta.how.optimizer import Kind, Optimizer
-from wise_atta.how.sums import Sums
+from wise_atta.how.sums import Loss, Sums
 from wise_atta.model import Forward, Spec, Version, Weights
 from wise_atta.part import Part
 from wise_atta.stream import Inputs
@@ -166,9 +166,34 @@ class GradientUpdate(Update):
 
     def __post_init__(self, optimizer: Kind) -> None:
         self.kind = optimizer
+        self.prepare()
+
+    def prepare(self) -> None:
+        """Check the options, and make what they describe: `adapts`, the objective, parts."""
 
     def make_optimizer(self, model: Weights, share: Optimizer | None = None) -> Optimizer:
         return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, share=share)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class OneGroup(GradientUpdate):
+    """A rule that adapts one group of tensors, by one loss after the other.
+
+    Parameters
+    ----------
+    adapt
+        Which tensors.
+    """
+
+    adapt: Spec = "norm"
+
+    def __post_init__(self, optimizer: Kind) -> None:
+        self.adapts = {"adapted": self.adapt}
+        super().__post_init__(optimizer)
+
+    def descend(self, loss: Tensor, version: Version, *, publish: bool = True) -> None:
+        """One step on a loss by its gradient at a version of the tensors."""
+        self.optimizer.step(self.model.gradients(loss, version, ["adapted"]), publish=publish)
 
 
 def lean_to_batch(logits: Tensor) -> Tensor:
@@ -188,6 +213,11 @@ def skipped() -> dict[str, Tensor]:
     Summed over a run it counts such batches.
     """
     return {"skipped": torch.ones(())}
+
+
+def record(**losses: Loss | None) -> dict[str, Tensor]:
+    """The record of a batch: its losses by name; `skipped()` if there is none."""
+    return {name: loss.value for name, loss in losses.items() if loss is not None} or skipped()
 
 
 class NoUpdate(Update):

@@ -5,27 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from wise_atta.how import Distillation, Tutor, Update
-from wise_atta.methods.method import Method, make_policy, make_utility
+from wise_atta.methods.method import Method
 from wise_atta.methods.recipes import imagenet_and_cifar, published, recipe
-from wise_atta.what import Selector
-from wise_atta.when import Policy, Utility
 
 TUTOR = recipe(Tutor, names={"lr": "teacher_lr"}, teacher=None)
 
 
-@published(imagenet_and_cifar(imagenet={}, cifar10={"epsilon": 0.4}))
-def cema(
-    *,
-    update: Update = recipe(Distillation, tutor=TUTOR),
-    ratio: float | None = None,
-    policy: str | Policy = "uniform",
-    utility: str | Utility = "count",
-    selector: Selector = recipe("band"),
-    labels: int | None = None,
-    preset: str | None = None,
-    seed: int = 0,
-    **pacing: Any,
-) -> Method:
+@published(imagenet_and_cifar(imagenet={}, cifar10={"epsilon": 0.4}), ratio=None, labels=None, selector=recipe("band"))
+def cema(*, update: Update = recipe(Distillation, tutor=TUTOR), preset: str | None = None, **asks: Any) -> Method:
     """min over norm tensors of mean 3·w·H + w′·(3·KL(p′‖p) + CE(p, arg max p′)), w = exp(E₀ − H), w′ = exp(E₀ − H′).
 
     p′ and H′ are the teacher's, after a step of its own on mean w′·H′. Over every 32 samples with E_min < H < E_max and
@@ -48,12 +35,4 @@ def cema(
         ``"imagenet-c"``, ``"imagenet-r"``, ``"imagenet-k"``, ``"imagenet-a"``: the defaults, from the public
         configuration but for the size of the buffer. ``"cifar10-c"``: ε = 0.4 as eta has it there; none was published.
     """
-    return Method(
-        "cema",
-        update,
-        policy=make_policy(policy, ratio=ratio, seed=seed, labels=labels, **pacing),
-        utility=make_utility(utility),
-        selector=selector,
-        labels=labels,
-        statistics="renorm",
-    )
+    return Method("cema", update, statistics="renorm", **asks)

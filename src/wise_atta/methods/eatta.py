@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from wise_atta.how import Balanced, Update
-from wise_atta.methods.method import Method, make_policy, make_utility
+from wise_atta.methods.method import Method
 from wise_atta.methods.recipes import Table, published, recipe
-from wise_atta.what import Selector
-from wise_atta.when import Policy, Utility
 
 PRESETS: Table = {
     "imagenet-c": {"lr": 2.5e-4},
@@ -19,19 +17,8 @@ PRESETS: Table = {
 }
 
 
-@published(PRESETS)
-def eatta(
-    *,
-    update: Update = recipe(Balanced),
-    ratio: float = 1.0,
-    policy: str | Policy = "uniform",
-    utility: str | Utility = "count",
-    selector: Selector = recipe("perturbation", balance=True),
-    labels: int = 1,
-    preset: str | None = None,
-    seed: int = 0,
-    **pacing: Any,
-) -> Method:
+@published(PRESETS, ratio=1.0, labels=1, selector=recipe("perturbation", balance=True))
+def eatta(*, update: Update = recipe(Balanced), preset: str | None = None, **asks: Any) -> Method:
     """min over norm tensors of w₁·mean H(pᵢ) over {H < E₀} + w₂·CE(labelled), one step a batch.
 
     w₁ = 2g₂/(g₁ + g₂), w₂ = 2g₁/(g₁ + g₂), averaged; g₁ and g₂ are the gradient norms of the two losses.
@@ -49,11 +36,4 @@ def eatta(
         64, from the public configurations with which WISE-ATTA's code runs it. ``"cifar10-c"``: Adam at 1e-3, batch
         200, as the unlabelled methods have it; none was published for this one.
     """
-    return Method(
-        "eatta",
-        update,
-        policy=make_policy(policy, ratio=ratio, seed=seed, labels=labels, **pacing),
-        utility=make_utility(utility),
-        selector=selector,
-        labels=labels,
-    )
+    return Method("eatta", update, **asks)

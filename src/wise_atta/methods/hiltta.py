@@ -5,25 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from wise_atta.how import Candidates, Update
-from wise_atta.methods.method import Method, make_policy, make_utility
+from wise_atta.methods.method import Method
 from wise_atta.methods.recipes import imagenet_and_cifar, published, recipe
-from wise_atta.what import Selector
-from wise_atta.when import Policy, Utility
 
 
-@published(imagenet_and_cifar(imagenet={}, cifar10={"optimizer": "adam"}))
-def hiltta(
-    *,
-    update: Update = recipe(Candidates),
-    ratio: float = 3.0,
-    policy: str | Policy = "uniform",
-    utility: str | Utility = "count",
-    selector: Selector = recipe("k-margin"),
-    labels: int = 3,
-    preset: str | None = None,
-    seed: int = 0,
-    **pacing: Any,
-) -> Method:
+@published(
+    imagenet_and_cifar(imagenet={}, cifar10={"optimizer": "adam"}), ratio=3.0, labels=3, selector=recipe("k-margin")
+)
+def hiltta(*, update: Update = recipe(Candidates), preset: str | None = None, **asks: Any) -> Method:
     """θ_η = θ − η·∂L/∂θ on the unlabelled for every rate η; keep arg min_η s_η; then Adam on CE(labelled).
 
     s_η ← ½·s_η + ½·(scaled MSE(p_η, p_source) on the unlabelled + scaled CE_η on the labelled).
@@ -39,11 +28,4 @@ def hiltta(
         ``"imagenet-c"``, ``"imagenet-r"``, ``"imagenet-k"``, ``"imagenet-a"``: SGD, batch 64, the defaults, as in the
         public configurations of tent. ``"cifar10-c"``: Adam, batch 200, as in tent's there. The rates are the same.
     """
-    return Method(
-        "hiltta",
-        update,
-        policy=make_policy(policy, ratio=ratio, seed=seed, labels=labels, **pacing),
-        utility=make_utility(utility),
-        selector=selector,
-        labels=labels,
-    )
+    return Method("hiltta", update, **asks)

@@ -74,6 +74,20 @@ def make_policy(
     return when.policy(policy, **(shared | options))
 
 
-def make_utility(utility: str | Utility) -> Utility:
-    """A utility by name, or an object as it is."""
-    return when.utility(utility) if isinstance(utility, str) else utility
+def asking(
+    *,
+    ratio: float | None,
+    policy: str | Policy = "uniform",
+    utility: str | Utility = "count",
+    selector: Selector,
+    labels: int | None,
+    seed: int = 0,
+    **pacing: Any,
+) -> dict[str, Any]:
+    """When and what to ask, as `Method` takes it; policy and utility are names or objects."""
+    return {
+        "policy": make_policy(policy, ratio=ratio, seed=seed, labels=labels, **pacing),
+        "utility": when.utility(utility) if isinstance(utility, str) else utility,
+        "selector": selector,
+        "labels": labels,
+    }

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any, TypeAlias
 
 from wise_atta import errors, what
-from wise_atta.methods.method import Method
+from wise_atta.methods.method import Method, asking
 from wise_atta.when import POLICIES, Policy
 
 Table: TypeAlias = dict[str, Mapping[str, object]]
@@ -87,8 +87,10 @@ def check_known(method: str, options: Iterable[str], takes: Mapping[str, Any]) -
             raise errors.unknown(f"option of method {method!r}:", option, takes)
 
 
-def published(table: Table) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
+def published(table: Table, **asks: Any) -> Callable[[Callable[..., Method]], Callable[..., Method]]:
     """Let a method take the options of its parts by name, and `preset=` fill in those that are not given.
+
+    With defaults for `asking` the method takes its options too, and composes what it gives.
 
     Examples
     --------
@@ -98,8 +100,13 @@ def published(table: Table) -> Callable[[Callable[..., Method]], Callable[..., M
     """
 
     def decorate(compose: Callable[..., Method]) -> Callable[..., Method]:
-        own = inspect.signature(compose).parameters
+        composed = _takes(compose)
+        own = dict(inspect.signature(compose).parameters)
+        if asks:
+            own = composed | dict(inspect.signature(asking).parameters)
+            own = {name: one.replace(default=asks.get(name, one.default)) for name, one in own.items()}
         recipes = {name: one.default for name, one in own.items() if isinstance(one.default, Recipe)}
+        inside = {option: one for recipe in recipes.values() for option, one in recipe.options.items()}
 
         @functools.wraps(compose)
         def method(**options: Any) -> Method:
@@ -110,12 +117,17 @@ def published(table: Table) -> Callable[[Callable[..., Method]], Callable[..., M
                 raise errors.unknown("preset", str(preset), table)
             _check_ratio(options, takes)
             filled = {**table.get(preset or "", {}), **options}
-            parts = {name: _part(name, filled, recipes) for name in recipes}
-            _check_homeless(options, parts, recipes, own)
-            inside = {option for one in recipes.values() for option in one.options} - own.keys()
-            return compose(**{name: value for name, value in filled.items() if name not in inside} | parts)
+            values = {name: value for name, value in filled.items() if name in own or name not in inside}
+            values |= _parts(filled, recipes, {option for option in options if option not in own})
+            if asks:
+                asked = asks | {name: value for name, value in values.items() if name not in composed}
+                values = {name: value for name, value in values.items() if name in composed} | asking(**asked)
+            return compose(**values)
 
-        method.__signature__ = _signature(own, recipes)  # type: ignore[attr-defined]  # as `inspect` has it
+        # The method's own arguments, and the options of its parts beside them.
+        shown = {name: one.replace(default=recipes[name].name) if name in recipes else one for name, one in own.items()}
+        signature = inspect.Signature(sorted((inside | shown).values(), key=lambda one: one.kind))
+        method.__signature__ = signature  # type: ignore[attr-defined]  # as `inspect` has it
         return method
 
     return decorate
@@ -136,35 +148,24 @@ def _takes(make: Callable[..., Any]) -> Parameters:
     return {name: one for name, one in inspect.signature(make).parameters.items() if one.kind is not one.VAR_KEYWORD}
 
 
-def _signature(own: Mapping[str, inspect.Parameter], recipes: Mapping[str, Recipe]) -> inspect.Signature:
-    """The method's own arguments, and the options of its parts beside them."""
-    named = {name: one.replace(default=recipes[name].name) if name in recipes else one for name, one in own.items()}
-    inside = {option: one for recipe in recipes.values() for option, one in recipe.options.items() if option not in own}
-    return inspect.Signature(sorted((named | inside).values(), key=lambda one: one.kind))
-
-
-def _part(name: str, options: Mapping[str, Any], recipes: Mapping[str, Recipe]) -> Any:
-    """The part that is given, or is named, or is made by the recipe."""
-    part = options.get(name)
-    if part is None or part == recipes[name].name:
-        return recipes[name](options)
-    if not isinstance(part, str):
-        return part
-    if recipes[name].name is None:
-        raise errors.BadConfig(f"{name}={part!r}: give an object, such as {recipes[name].make.__name__}(…), not a name")
-    return what.selector(part, seed=options.get("seed", 0))
-
-
-def _check_homeless(
-    options: Mapping[str, Any], parts: Mapping[str, Any], recipes: Mapping[str, Recipe], own: Mapping[str, Any]
-) -> None:
-    """Refuse an option of a part that came as an object, and of no other."""
-    objects = {name for name in parts if options.get(name) is not None and not isinstance(options[name], str)}
-    elsewhere = {option for name in recipes.keys() - objects for option in recipes[name].options}
-    for name in sorted(objects):
-        homeless = [o for o in options if o in recipes[name].options and o not in own and o not in elsewhere]
-        if homeless:
-            raise errors.BadConfig(f"{', '.join(homeless)}: give these to the {name} object itself")
+def _parts(options: Mapping[str, Any], recipes: Mapping[str, Recipe], inner: Set[str]) -> dict[str, Any]:
+    """Each part as it is given, or named, or made by its recipe; `inner` are options that were given for parts."""
+    parts, homeless = dict[str, Any](), dict[str, set[str]]()
+    for name, recipe in recipes.items():
+        part = options.get(name)
+        if part is None or part == recipe.name:
+            parts[name] = recipe(options)
+        elif not isinstance(part, str):
+            parts[name], homeless[name] = part, inner & recipe.options.keys()
+        elif recipe.name is None:
+            raise errors.BadConfig(f"{name}={part!r}: give an object, such as {recipe.make.__name__}(…), not a name")
+        else:
+            parts[name] = what.selector(part, seed=options.get("seed", 0))
+    elsewhere = {option for name in recipes.keys() - homeless for option in recipes[name].options}
+    for name, inner in homeless.items():
+        if inner - elsewhere:
+            raise errors.BadConfig(f"{', '.join(sorted(inner - elsewhere))}: give these to the {name} object itself")
+    return parts
 
 
 def _check_ratio(options: Mapping[str, Any], takes: Parameters) -> None:

@@ -5,25 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from wise_atta.how import Anchored, Update
-from wise_atta.methods.method import Method, make_policy, make_utility
+from wise_atta.methods.method import Method
 from wise_atta.methods.recipes import imagenet_and_cifar, published, recipe
-from wise_atta.what import Clusters, Selector
-from wise_atta.when import Policy, Utility
+from wise_atta.what import Clusters
 
 
-@published(imagenet_and_cifar(imagenet={}, cifar10={}))
-def simatta(
-    *,
-    update: Update = recipe(Anchored, queried=None),
-    ratio: float = 3.0,
-    policy: str | Policy = "uniform",
-    utility: str | Utility = "count",
-    selector: Selector = recipe("clusters", memory=None),
-    labels: int = 3,
-    preset: str | None = None,
-    seed: int = 0,
-    **pacing: Any,
-) -> Method:
+@published(imagenet_and_cifar(imagenet={}, cifar10={}), ratio=3.0, labels=3, selector=recipe("clusters", memory=None))
+def simatta(*, update: Update = recipe(Anchored, queried=None), preset: str | None = None, **asks: Any) -> Method:
     """min over all weights of (1 − α)·CE(pseudo) + α·CE(queried), 10 steps a batch, α the share of queried anchors.
 
     Pseudo anchors have H < e_l under the source model, at most 100 a batch. Candidates have H ≥ e_h; with m queried
@@ -44,14 +32,7 @@ def simatta(
         Entropies, steps and learning rate are those published for TinyImageNet-C, the nearest there is; three labels
         and a buffer of 300 are those of WISE-ATTA's tables.
     """
+    selector = asks["selector"]
     if isinstance(selector, Clusters) and isinstance(update, Anchored) and selector.memory is None:
         selector.memory = update.queried
-    return Method(
-        "simatta",
-        update,
-        policy=make_policy(policy, ratio=ratio, seed=seed, labels=labels, **pacing),
-        utility=make_utility(utility),
-        selector=selector,
-        labels=labels,
-        statistics="source",
-    )
+    return Method("simatta", update, statistics="source", **asks)

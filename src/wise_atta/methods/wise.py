@@ -9,7 +9,7 @@ from wise_atta import errors
 from wise_atta.anchor import Anchor
 from wise_atta.how import Entropy, LikelihoodRatio, Objective, PublishedTwoStep, TwoStep, Update
 from wise_atta.how.two_step import Head
-from wise_atta.methods.method import Method, make_policy, make_utility
+from wise_atta.methods.method import Method, asking
 from wise_atta.methods.recipes import Table, published, recipe
 from wise_atta.model import StatisticsMode
 from wise_atta.what import Selector
@@ -150,11 +150,8 @@ def wise(
     return Method(
         "wise",
         update,
-        policy=make_policy(policy, ratio=ratio, seed=seed, labels=labels, **pacing),
-        utility=make_utility(utility),
-        selector=selector,
-        labels=labels,
         statistics=statistics or ("mixed" if preset is None else "batch"),
         anchor=anchor,
         restarts=algorithm == "authors",
+        **asking(ratio=ratio, policy=policy, utility=utility, selector=selector, labels=labels, seed=seed, **pacing),
     )

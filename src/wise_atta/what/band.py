@@ -44,7 +44,7 @@ class Band(Selector):
             raise errors.BadConfig(
                 f"above and below are shares of ln C, 0 ≤ above < below, not {self.above} and {self.below}"
             )
-        self.redundancy = Redundancy(self.epsilon, self.mean_momentum)
+        self.redundancy = Redundancy(momentum=self.mean_momentum, epsilon=self.epsilon)
 
     def pick(self, view: View, k: int = 1) -> list[int]:
         check_count(k)

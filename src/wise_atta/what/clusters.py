@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from wise_atta import errors, rng
-from wise_atta.part import running
+from wise_atta import rng
+from wise_atta.part import at_least, running
 from wise_atta.view import View
 from wise_atta.what.selector import Selector, check_count
 
@@ -65,10 +65,8 @@ class Clusters(Selector):
     _weights: dict[tuple[int, int], float] = running({}, key="weights")
 
     def __post_init__(self) -> None:
-        if self.e_h < 0 or self.iterations < 1:
-            raise errors.BadConfig(
-                f"e_h must be at least 0 and iterations at least 1, not {self.e_h} and {self.iterations}"
-            )
+        at_least(0, e_h=self.e_h)
+        at_least(1, iterations=self.iterations)
 
     def pick(self, view: View, k: int = 1) -> list[int]:
         check_count(k)
@@ -80,16 +78,20 @@ class Clusters(Selector):
         if self.memory is not None and self.memory.features is not None:
             old, places = _array(self.memory.features), list(self.memory.places)
         points = np.concatenate([old, fresh])
-        weights = np.array([self._weights.get(place, 1.0) for place in places] + [1.0] * len(fresh))
+        known = dict(self._weights)
+        weights = np.array([known.get(place, 1.0) for place in places] + [1.0] * len(fresh))
         k = min(k, len(fresh))
-        start = self.start or self._spread(view.number)
-        centres, cluster = k_means(points, weights, start(points, weights, len(old) + k), self.iterations)
+        if self.start is None:
+            centres = plus_plus(points, weights, len(old) + k, rng.numpy(self.seed, "clusters", view.number))
+        else:
+            centres = self.start(points, weights, len(old) + k)
+        centres, cluster = k_means(points, weights, centres, self.iterations)
 
         sizes = np.bincount(cluster, minlength=len(centres))
         holds = np.bincount(cluster[: len(old)], minlength=len(centres))
         free = np.flatnonzero(holds == 0)
         for place, own in zip(places, cluster, strict=False):
-            self._weights[place] = self._weights.get(place, 1.0) + float(sizes[own] / holds[own])
+            known[place] = known.get(place, 1.0) + float(sizes[own] / holds[own])
         picked: list[int] = []
         for centre in free[np.argsort(-sizes[free], kind="stable")][:k]:
             distance = np.linalg.norm(fresh - centres[centre], axis=1)
@@ -97,13 +99,9 @@ class Clusters(Selector):
             # Two samples are always equally far from their mean: what rounding makes of that must not decide.
             best = int(np.argmax(distance <= distance.min() * (1 + 1e-9)))
             picked.append(rows[best])
-            self._weights[view.number, rows[best]] = float(max(sizes[centre], 1))
-        for place in list(self._weights)[:-_REMEMBER]:
-            del self._weights[place]
+            known[view.number, rows[best]] = float(max(sizes[centre], 1))
+        self._weights = dict([*known.items()][-_REMEMBER:])
         return picked
-
-    def _spread(self, number: int) -> Start:
-        return lambda points, weights, k: plus_plus(points, weights, k, rng.numpy(self.seed, "clusters", number))
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {"weights": [[*place, weight] for place, weight in self._weights.items()]}

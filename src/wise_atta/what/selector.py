@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from wise_atta import errors, rng, signals
-from wise_atta.part import Part, running
+from wise_atta.part import Part, above, running
 from wise_atta.view import View
 
 
@@ -89,8 +89,7 @@ class Perturbation(Selector):
     sigma: float = 0.01
 
     def __post_init__(self) -> None:
-        if not self.sigma > 0:
-            raise errors.BadConfig(f"sigma must be above 0, not {self.sigma}")
+        above(0, sigma=self.sigma)
 
     def noise(self, view: View) -> Tensor:
         """Standard normal noise of the features' shape, drawn on the CPU."""

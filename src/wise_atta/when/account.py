@@ -57,14 +57,11 @@ class Account:
             raise errors.BadConfig(f"per={per!r}: a ratio counts labels per 'batch' or per 'sample'")
         if per == "sample" and self.rate > 1:
             raise errors.BadConfig(f"ratio={ratio} labels per sample: a sample takes one label at most, so give 0 to 1")
-        if credit != math.inf:
-            credit = whole("credit", credit)
         self.ratio = ratio
         self.per: Per = per
-        self.credit = credit
+        self.credit = credit if credit == math.inf else whole("credit", credit)
         self.total = None if total is None else whole("total", total)
-        self.seen = 0
-        self.spent = 0
+        self.reset()
 
     @classmethod
     def for_length(cls, ratio: Ratio, length: int) -> Account:
@@ -114,17 +111,14 @@ class Account:
 
     def refund(self, labels: int) -> None:
         """Return labels whose query expired before anyone was shown it."""
-        labels = whole("labels", labels, errors.BadInput)
-        if labels > self.spent:
-            raise errors.BadInput(f"{labels} labels to refund, but only {self.spent} are spent: refund each query once")
-        self.spent -= labels
+        self.take_back(0, whole("labels", labels, errors.BadInput))
 
     def take_back(self, units: int, labels: int) -> None:
         """Undo one `earn(units)` and one `spend(labels)`."""
         if units > self.seen or labels > self.spent:
             raise errors.BadInput(
                 f"{units} units and {labels} labels to take back of {self.seen} and {self.spent}: they were taken back "
-                "or refunded before"
+                "or refunded before; refund each query once"
             )
         self.seen -= units
         self.spent -= labels
@@ -134,13 +128,14 @@ class Account:
         self.seen = self.spent = 0
 
     def _terms(self) -> dict[str, Any]:
-        return {"ratio": str(self.rate), "per": self.per, "credit": self.credit, "total": self.total}
+        terms = {"ratio": str(self.rate), "per": self.per, "credit": self.credit, "total": self.total}
+        return {"version": _VERSION, **terms}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"version": _VERSION, **self._terms(), "seen": self.seen, "spent": self.spent}
+        return {**self._terms(), "seen": self.seen, "spent": self.spent}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        matching("an account", {"version": _VERSION, **self._terms()}, state)
+        matching("an account", self._terms(), state)
         fresh = Account(self.rate, per=self.per, credit=self.credit, total=self.total)
         try:
             fresh.earn(state["seen"])

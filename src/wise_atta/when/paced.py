@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from wise_atta import errors
+from wise_atta.part import above, at_least
 from wise_atta.when.account import Account, Per, Ratio, whole
 from wise_atta.when.policies import Policy
 from wise_atta.when.window import Window
@@ -99,9 +100,9 @@ class BudgetPaced(Policy):
         horizon, slack = (40, 1) if self.preset == "authors" else (50, 1 if self.preset else 5)
         self.horizon = self._horizon = float(horizon if self.horizon is None else self.horizon)
         self.slack = self._slack = float(slack if self.slack is None else self.slack)
-        if not self.horizon > 0 or not self.slack >= 0:
-            raise errors.BadConfig(f"horizon={self.horizon} must be above 0 and slack={self.slack} must be 0 or more")
-        self._scores = Window(self.window)
+        above(0, horizon=self.horizon)
+        at_least(0, slack=self.slack)
+        self._scores: Window = Window(self.window)
         if self.preset == "paper":
             warnings.warn(
                 "preset='paper' is Algorithm 1 as printed: its credit has no limit, and where scores tie it spends "
@@ -163,17 +164,6 @@ class BudgetPaced(Policy):
                 # Of every n batches like those in the window, `above` are admitted before this one, r̃·n are to be.
                 return self._draw((rate * len(self._scores) - above) / tied)
         return score >= threshold
-
-    def _push(self, score: float) -> None:
-        self._scores.push(score)
-
-    def _pull(self) -> None:
-        self._scores.pull()
-
-    def reset(self, history: bool = True, account: bool = True) -> None:
-        super().reset(history, account)
-        if history:
-            self._scores = Window(self.window)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "scores": list(self._scores)}

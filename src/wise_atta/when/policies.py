@@ -13,6 +13,7 @@ from typing import Any
 
 from wise_atta import errors, rng
 from wise_atta.when.account import Account, Per, Ratio, matching, whole
+from wise_atta.when.window import Window
 
 _VERSION = 1
 
@@ -56,6 +57,8 @@ class Policy:
         self.last = Decision()
         self._ratio = float(account.rate)
         self._undo: tuple[int, int, Decision] | None = None
+        # The scores that decisions were made on, where these look at them.
+        self._scores: Window | None = None
 
     def decide(self, score: float, want: int = 1, samples: int = 1) -> int:
         """The labels granted for this batch, 0 to `want`. One call a batch, in order.
@@ -83,7 +86,8 @@ class Policy:
         wish, threshold, rate = self._wish(score, want, units) if want else (0, math.nan, math.nan)
         granted = int(min(wish, self.account.available))
         self.account.spend(granted)
-        self._push(score)
+        if self._scores is not None:
+            self._scores.push(score)
         self._undo = units, granted, self.last
         self.last = Decision(threshold, rate, debt)
         return granted
@@ -110,7 +114,8 @@ class Policy:
             )
         units, granted, last = self._undo
         self.account.take_back(units, granted)
-        self._pull()
+        if self._scores is not None:
+            self._scores.pull()
         self.last, self._undo = last, None
 
     def refund(self, labels: int) -> None:
@@ -138,6 +143,8 @@ class Policy:
         """Forget the scores seen (`history`), what was seen and spent (`account`), or both."""
         if account:
             self.account.reset()
+        if history and self._scores is not None:
+            self._scores = Window(self._scores.size)
         self.last, self._undo = Decision(), None
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,12 +166,6 @@ class Policy:
     def _bounds(self, want: int, units: int) -> tuple[int, int]:
         """What `foresee` gives. The account counts this batch already."""
         return 0, int(min(want, self.account.available))
-
-    def _push(self, score: float) -> None:
-        """Remember the score of the batch that was decided on."""
-
-    def _pull(self) -> None:
-        """Forget that score again."""
 
     def _check(self, want: int) -> None:
         """Refuse, at the first batch, a ratio that no number of labels a batch can reach."""
@@ -190,10 +191,10 @@ class Policy:
 
     def _match(self, state: Mapping[str, Any]) -> None:
         """Raise `StateMismatch` unless the state is that of a policy of the same class and options."""
-        header = self._header()
+        name, header = type(self).__name__, self._header()
         options = header.pop("options")
-        matching(type(self).__name__, header, state)
-        matching(type(self).__name__, options, state.get("options", {}))
+        matching(name, header, state)
+        matching(name, options, state.get("options", {}))
 
 
 class _Blind(Policy):
@@ -279,18 +280,18 @@ class Random(_Blind):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.exact:
-            if self.length is None or self.per != "batch" or self.credit or self.total is not None:
-                raise errors.BadConfig(
-                    "Random(exact=True) needs length, the number of batches of the stream, and sets its own credit and "
-                    "total: give ratio, length and seed"
-                )
-            super().__init__(Account.for_length(self.ratio, self.length), self.seed)
+        own = self.per != "batch" or self.credit or self.total is not None
+        if self.exact != (self.length is not None) or (self.exact and own):
+            raise errors.BadConfig(
+                "Random(exact=True) needs length, the number of batches of the stream, and sets its own credit and "
+                "total: give exact=True with ratio, length and seed, or neither exact nor length"
+            )
+        if self.length is None:
+            account = Account(self.ratio, per=self.per, credit=self.credit, total=self.total)
+        else:
+            account = Account.for_length(self.ratio, self.length)
             self._order = rng.numpy(self.seed, "policy").permutation(self.length)
-            return
-        if self.length is not None:
-            raise errors.BadConfig("Random uses length with exact=True only: give both or neither")
-        super().__init__(Account(self.ratio, per=self.per, credit=self.credit, total=self.total), self.seed)
+        super().__init__(account, self.seed)
 
     def _wish(self, score: float, want: int, units: int) -> tuple[int, float, float]:
         rate = min(self._ratio * units / want, 1.0)

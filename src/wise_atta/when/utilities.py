@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from wise_atta import errors, signals
+from wise_atta.part import at_least
 from wise_atta.view import View
 
 Sign = Literal[1, -1]
@@ -57,23 +58,29 @@ class Count:
             )
 
     def __call__(self, view: View) -> Tensor:
-        confident = view.entropy < signals.entropy_threshold(view.classes, self.threshold_fraction)
+        sure = signals.confident(view.entropy, view.logits.shape[1], self.threshold_fraction)
         # Not in the dtype of the logits: half precision cannot count beyond a few hundred.
-        return confident.sum(dtype=torch.float32)
+        return sure.sum(dtype=torch.float32)
 
 
-@dataclass(frozen=True)
 class _Signed:
-    """What the other five have in common."""
+    """The mean of a reading, over all samples or the k where it is most extreme, with a sign."""
 
     needs_anchor: ClassVar[bool] = False
+    largest: ClassVar[bool] = True
+    sign: Sign
+    k: int | None = None
 
     def __post_init__(self) -> None:
-        sign, k = getattr(self, "sign", 1), getattr(self, "k", 1)
-        if sign not in (1, -1):
-            raise errors.BadConfig(f"sign={sign!r} must be 1 or -1")
-        if k < 1:
-            raise errors.BadConfig(f"k={k!r} must be at least 1")
+        if self.sign not in (1, -1):
+            raise errors.BadConfig(f"sign={self.sign!r} must be 1 or -1")
+        at_least(1, k=self.k)
+
+    def __call__(self, view: View) -> Tensor:
+        values = view.drift if self.needs_anchor else view.entropy
+        if self.k is not None:
+            values = values.topk(min(self.k, len(values)), largest=self.largest).values
+        return self.sign * values.mean()
 
 
 @dataclass(frozen=True)
@@ -87,9 +94,6 @@ class MeanEntropy(_Signed):
     """
 
     sign: Sign = -1
-
-    def __call__(self, view: View) -> Tensor:
-        return self.sign * view.entropy.mean()
 
 
 @dataclass(frozen=True)
@@ -107,9 +111,6 @@ class TopKEntropy(_Signed):
     k: int = 8
     sign: Sign = -1
 
-    def __call__(self, view: View) -> Tensor:
-        return self.sign * _extreme(view.entropy, self.k)
-
 
 @dataclass(frozen=True)
 class LowKEntropy(_Signed):
@@ -123,11 +124,9 @@ class LowKEntropy(_Signed):
         −1: batches with some very confident predictions come first. 1: the reverse.
     """
 
+    largest: ClassVar[bool] = False
     k: int = 8
     sign: Sign = -1
-
-    def __call__(self, view: View) -> Tensor:
-        return self.sign * _extreme(view.entropy, self.k, largest=False)
 
 
 @dataclass(frozen=True)
@@ -140,11 +139,8 @@ class MeanDrift(_Signed):
         1: batches on which the model has moved come first. −1: the reverse.
     """
 
-    sign: Sign = 1
     needs_anchor: ClassVar[bool] = True
-
-    def __call__(self, view: View) -> Tensor:
-        return self.sign * view.drift.mean()
+    sign: Sign = 1
 
 
 @dataclass(frozen=True)
@@ -159,14 +155,6 @@ class TopKDrift(_Signed):
         1: batches with some predictions that moved far come first. −1: the reverse.
     """
 
+    needs_anchor: ClassVar[bool] = True
     k: int = 8
     sign: Sign = 1
-    needs_anchor: ClassVar[bool] = True
-
-    def __call__(self, view: View) -> Tensor:
-        return self.sign * _extreme(view.drift, self.k)
-
-
-def _extreme(values: Tensor, k: int, largest: bool = True) -> Tensor:
-    """Mean of the k largest or smallest values."""
-    return values.topk(min(k, len(values)), largest=largest).values.mean()
