@@ -21,13 +21,14 @@ class Anchor:
         μ. The paper uses 0.9.
     """
 
+    _flat: Tensor
+    _layout: Layout
+    _dtype: torch.dtype
+
     def __init__(self, momentum: float = 0.9) -> None:
         if not 0 <= momentum <= 1:
             raise errors.BadConfig(f"the anchor's momentum must be in [0, 1], not {momentum}")
         self.momentum = momentum
-        self._flat: Tensor | None = None
-        self._layout: Layout | None = None
-        self._dtype: torch.dtype | None = None
 
     def start(self, version: Version) -> None:
         """Begin at a version's values."""
@@ -36,7 +37,6 @@ class Anchor:
 
     def follow(self, version: Version) -> None:
         """Move towards a version's values."""
-        assert self._flat is not None
         # A new vector, not a write to the old one: whoever still looks at an earlier batch sees that batch's anchor.
         self._flat = self._flat.lerp(version.flat.to(self._flat), 1 - self.momentum)
 
@@ -48,15 +48,12 @@ class Anchor:
     def now(self) -> Callable[[], Version]:
         """The values of this moment, to be taken up later, if at all."""
         flat, layout, dtype = self._flat, self._layout, self._dtype
-        assert flat is not None and layout is not None and dtype is not None
         return lambda: Version(flat.to(dtype), layout, grad=False)
 
     def state_dict(self) -> dict[str, Any]:
-        assert self._flat is not None
         return {"flat": self._flat.detach().cpu().clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        assert self._flat is not None
         flat = state["flat"]
         if flat.shape != self._flat.shape:
             raise errors.StateMismatch(f"the anchor has {self._flat.numel()} values, the state {flat.numel()}")

@@ -10,7 +10,6 @@ same values to the bit.
 from __future__ import annotations
 
 import contextlib
-import functools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,30 +21,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from wise_atta import errors
-from wise_atta.how import (
-    Balanced,
-    Descend,
-    Entropy,
-    NoUpdate,
-    PublishedTwoStep,
-    ReliableEntropy,
-    SharpnessAware,
-    TwoStep,
-    Update,
-)
+from wise_atta import errors, how
 from wise_atta.loop import Adapter
 from wise_atta.model import Classifier, Forward, Statistics, Version, wide
-from wise_atta.model.batch_norms import BatchNorms
-from wise_atta.model.statistics import BatchMode, EmaMode, MixedMode
+from wise_atta.model.statistics import BatchMode, BatchNorms
 from wise_atta.prediction import Prediction
 from wise_atta.stream import Batch, Inputs, leaves
 from wise_atta.who import Answer, AnswerLike, Query, Questions
 
 Group: TypeAlias = "dist.ProcessGroup | Literal['world']"
 
-_UPDATES = (NoUpdate, Descend, SharpnessAware, Balanced, TwoStep, PublishedTwoStep)
-_OBJECTIVES = (Entropy, ReliableEntropy)
+_UPDATES = (how.NoUpdate, how.Descend, how.SharpnessAware, how.Balanced, how.TwoStep, how.PublishedTwoStep)
+_OBJECTIVES = (how.Entropy, how.ReliableEntropy)
 
 
 class Ranks:
@@ -80,10 +67,7 @@ class Ranks:
 
     def gather_rows(self, tensor: Tensor, shares: Sequence[int]) -> Tensor:
         """The rows of all ranks one after the other, `shares` of them each."""
-        padded = tensor
-        if len(tensor) < max(shares):
-            padded = tensor.new_zeros(max(shares), *tensor.shape[1:])
-            padded[: len(tensor)] = tensor
+        padded = torch.cat([tensor, tensor.new_zeros(max(shares) - len(tensor), *tensor.shape[1:])])
         return torch.cat([part[:rows] for part, rows in zip(self.gather(padded), shares, strict=True)])
 
     def add(self, tensor: Tensor) -> Tensor:
@@ -108,11 +92,6 @@ class Ranks:
         # The spread inside the shares and that between them: exact, where E[x²] − E[x]² would cancel.
         var = ((variances + (means - mean).square()) * counts).sum(dim=0) / total
         return mean, var, total
-
-    def constant_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and biased variance over the rows of all ranks, outside the graph."""
-        mean, var, _ = self.moments(wide(x.detach()))
-        return mean, var
 
 
 def _all_but_channels(x: Tensor) -> list[int]:
@@ -203,13 +182,12 @@ class SharedClassifier(Classifier):
                 raise errors.BadConfig(f"{name} and group cannot be used together: leave one of them out")
         if options.get("statistics") == "renorm":
             raise errors.BadConfig("statistics='renorm' is not known over several processes: use 'batch' or 'ema'")
-        self.ranks = Ranks(group)
+        ranks = self.ranks = Ranks(group)
         super().__init__(model, **options)
         self._shares: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         if isinstance(self.mode, BatchMode):
-            self.mode = SharedBatchMode(self.ranks)
-        elif isinstance(self.mode, MixedMode | EmaMode):
-            self.mode = replace(self.mode, moments=self.ranks.constant_moments)
+            self.mode = SharedBatchMode(ranks)
+        self.network.options.moments = lambda x: ranks.moments(wide(x.detach()))[:2]
 
     def check(self, inputs: Inputs) -> int:
         """Refuse a share that cannot be predicted on, in every process at once; otherwise the size of the batch."""
@@ -243,16 +221,6 @@ class SharedClassifier(Classifier):
         by_rank = torch.stack(self.ranks.gather(numbers)).tolist()
         return lambda: [min(row[0] for row in by_rank), *by_rank[0][1:]]
 
-    def _shares_of(self, inputs: Inputs) -> tuple[int, ...] | None:
-        """How many rows of the batch each rank has; None for inputs that were not checked as a share."""
-        shares: tuple[int, ...] | None = self._shares.get(leaves(inputs)[0])  # type: ignore[no-untyped-call]
-        return shares
-
-    def samples(self, inputs: Inputs) -> int:
-        """How many rows the batch has, over all ranks."""
-        shares = self._shares_of(inputs)
-        return super().samples(inputs) if shares is None else sum(shares)
-
     def own(self, inputs: Inputs) -> slice:
         """Where in the batch this rank's rows are."""
         return _span(self.ranks.rank, self._shares[leaves(inputs)[0]])
@@ -262,8 +230,11 @@ class SharedClassifier(Classifier):
 
         Inputs that were not checked as a share are those of all ranks, the samples of late labels for one.
         """
+        shares: tuple[int, ...] | None = self._shares.get(leaves(inputs)[0])  # type: ignore[no-untyped-call]
+        if shares is not None and options.get("statistics") is None:
+            options["count"] = sum(shares)
         own = super().forward(inputs, **options)
-        grad, shares = own.logits.requires_grad, self._shares_of(inputs)
+        grad = own.logits.requires_grad
         if shares is None:
             # Every rank does the same, and gradients are summed: each counts for its part.
             logits = own.logits.detach().lerp(own.logits, 1 / self.ranks.size) if grad else own.logits
@@ -299,17 +270,12 @@ class SharedBatchMode(BatchMode):
         scratch = norms.zeros()
         norms.bind(norms.pairs(scratch), training=False)
         for norm in norms.layers:
-            norm.forward = functools.partial(_normalise, norm, self.ranks)  # type: ignore[method-assign]
+            norm.forward = lambda x, n=norm: _Normalise.apply(x, n.weight, n.bias, n, self.ranks)  # type: ignore[method-assign,misc]
         try:
             yield Statistics(scratch, batch=count)
         finally:
             for norm in norms.layers:
                 del norm.forward
-
-
-def _normalise(norm: _BatchNorm, ranks: Ranks, x: Tensor) -> Tensor:
-    out: Tensor = _Normalise.apply(x, norm.weight, norm.bias, norm, ranks)
-    return out
 
 
 class SharedQuestions(Questions):
@@ -360,7 +326,8 @@ class SharedQuestions(Questions):
         for theirs in self.ranks.objects(dict(answers)):
             for query_id, answer in theirs.items():
                 before = merged.get(query_id)
-                if before is not None and answer is not None and _label(before) != _label(answer):
+                labels = [getattr(known, "label", known) for known in (before, answer) if known is not None]
+                if len(labels) == 2 and labels[0] != labels[1]:
                     raise errors.Conflict(f"two processes answer question {query_id!r} differently: ask once")
                 merged[query_id] = before if answer is None else answer
         return super().read(merged)
@@ -391,28 +358,22 @@ class SharedAdapter(Adapter):
     classifier: SharedClassifier
 
     def __init__(
-        self, classifier: SharedClassifier, update: Update, *, questions: SharedQuestions | None = None, **parts: Any
+        self, classifier: SharedClassifier, update: how.Update, *, questions: Questions | None = None, **parts: Any
     ) -> None:
         _check_supported(update)
         if parts.get("guard") is not None:
             raise errors.BadConfig("guard and group cannot be used together: leave one of them out")
         self.ranks = classifier.ranks
         questions = SharedQuestions(classifier) if questions is None else questions
-        self._agree(classifier, update, questions, parts)
-        super().__init__(classifier, update, questions=questions, **parts)
-
-    def _agree(
-        self, classifier: SharedClassifier, update: Update, questions: Questions, parts: Mapping[str, Any]
-    ) -> None:
-        """Refuse, in every process, to start with options that are not those of the others."""
+        # Refused in every process: to start with options that are not those of the others.
         here = {
             "model": classifier.fingerprint(),
-            "statistics": classifier.statistics,
-            "prior": classifier.prior,
-            "ema_weight": classifier.ema_weight,
+            **{name: getattr(classifier, name) for name in ("statistics", "prior", "ema_weight")},
             "update": _described(update),
-            **{name: repr(getattr(questions, name)) for name in ("context", "late_weight", "late_limit")},
-            "expires_after": repr(questions.expires_after),
+            **{
+                name: repr(getattr(questions, name))
+                for name in ("context", "late_weight", "late_limit", "expires_after")
+            },
             **{name: _described(part) for name, part in parts.items()},
         }
         for rank, there in enumerate(self.ranks.objects(here)):
@@ -422,6 +383,7 @@ class SharedAdapter(Adapter):
                     f"rank {rank} and rank {self.ranks.rank} were given different options ({', '.join(differ)}): "
                     "all processes must adapt the same model in the same way"
                 )
+        super().__init__(classifier, update, questions=questions, **parts)
 
     def predict(self, x: Inputs | Batch, *, ask: bool = True, learn: bool = True) -> Prediction:
         """As for `Adapter`, of this rank's share of a batch: `logits` are of its samples, and so are `queries`.
@@ -440,19 +402,15 @@ class SharedAdapter(Adapter):
         return out
 
 
-def _label(answer: AnswerLike) -> object:
-    return getattr(answer, "label", answer)
-
-
-def _check_supported(update: Update) -> None:
+def _check_supported(update: how.Update) -> None:
     """Refuse a rule of learning that looks at more of a batch than its logits and features."""
     objective = getattr(update, "objective", None)
-    if type(update) not in _UPDATES or not (objective is None or type(objective) in _OBJECTIVES):
-        what = type(update).__name__ if type(update) not in _UPDATES else type(objective).__name__
-        raise errors.BadConfig(
-            f"{what} cannot be spread over several processes: it looks at more of a batch than its logits. "
-            "Methods that can: source, bn, tent, eta, sar, eatta, wise"
-        )
+    for part, known in ((update, _UPDATES), (objective, (*_OBJECTIVES, type(None)))):
+        if type(part) not in known:
+            raise errors.BadConfig(
+                f"{type(part).__name__} cannot be spread over several processes: it looks at more of a batch than its "
+                "logits. Methods that can: source, bn, tent, eta, sar, eatta, wise"
+            )
 
 
 def _described(part: Any) -> Any:

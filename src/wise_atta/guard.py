@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from wise_atta.how import Update
 from wise_atta.model import Version, Weights
 from wise_atta.stream import Inputs
 from wise_atta.view import View
+from wise_atta.who.query import loading, plain
 
 _log = logging.getLogger("wise_atta.guard")
 # A share of classes read off fewer predictions than these says little.
@@ -51,7 +52,17 @@ class _Snapshot:
     anchor: Tensor | None
     running: Tensor | None
 
+    def pack(self) -> dict[str, Any]:
+        """What is saved of it."""
+        return dict(plain(vars(self), "a snapshot", lambda tensor: tensor.detach().cpu().clone()))
 
+    @classmethod
+    def unpack(cls, state: Mapping[str, Any], device: torch.device) -> _Snapshot:
+        """The snapshot that was saved. Its tensors are copies: those of inference mode cannot be learned with."""
+        return cls(**plain(state, "a snapshot", lambda tensor: tensor.to(device, copy=True)))
+
+
+@dataclass(kw_only=True, eq=False)
 class Guard:
     """Watches a method of any kind for collapse, with nothing but its predictions to go by.
 
@@ -89,32 +100,23 @@ class Guard:
         How often it returned to a good state.
     """
 
-    def __init__(
-        self,
-        *,
-        window: int = 256,
-        every: int = 10,
-        share: float = 0.5,
-        classes: float = 0.5,
-        entropy: float = 0.05,
-        agree: float = 0.6,
-        audits: int = 20,
-        accuracy: float = 0.5,
-    ) -> None:
-        if min(window, every, audits) < 1:
-            raise errors.BadConfig(f"window, every and audits must be at least 1, not {window}, {every}, {audits}")
-        parts = (share, classes, entropy, agree, accuracy)
+    window: int = 256
+    every: int = 10
+    share: float = 0.5
+    classes: float = 0.5
+    entropy: float = 0.05
+    agree: float = 0.6
+    audits: int = 20
+    accuracy: float = 0.5
+    trips: int = field(default=0, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        counts = self.window, self.every, self.audits
+        if min(counts) < 1:
+            raise errors.BadConfig(f"window, every and audits must be at least 1, not {', '.join(map(str, counts))}")
+        parts = self.share, self.classes, self.entropy, self.agree, self.accuracy
         if not all(0 <= part <= 1 for part in parts):
             raise errors.BadConfig(f"share, classes, entropy, agree and accuracy must be in [0, 1], not {parts}")
-        self.window = window
-        self.every = every
-        self.share = share
-        self.classes = classes
-        self.entropy = entropy
-        self.agree = agree
-        self.audits = audits
-        self.accuracy = accuracy
-        self.trips = 0
 
     def start(self, model: Weights, update: Update, anchor: Anchor | None) -> None:
         """Take charge of a method whose tensors are at the source."""
@@ -180,7 +182,9 @@ class Guard:
     def _alarm(self, look: _Look) -> str | None:
         if look.total >= min(_FEW, self.window) and not {"share", "classes", "entropy"} <= set(self._usual):
             self._usual = self._usual | {"share": look.share, "classes": look.classes, "entropy": look.entropy}
-        if self._overruled:
+        # Audited samples that are right about as often as ever leave nothing to suspect.
+        enough = (1 + self.accuracy) / 2
+        if len(self._right) == self.audits and sum(self._right) >= enough * self._usual["right"]:
             return None
         if self._accused:
             before = round(self._usual["right"])
@@ -201,12 +205,6 @@ class Guard:
         return self._usual["share"] + part * (1 - self._usual["share"])
 
     @property
-    def _overruled(self) -> bool:
-        """Audited samples that are right about as often as ever leave nothing to suspect."""
-        enough = (1 + self.accuracy) / 2
-        return len(self._right) == self.audits and sum(self._right) >= enough * self._usual["right"]
-
-    @property
     def _accused(self) -> bool:
         return len(self._right) == self.audits and sum(self._right) < self.accuracy * self._usual["right"]
 
@@ -214,7 +212,8 @@ class Guard:
         if self._accused:
             return True
         own = view.logits.argmax(dim=1)
-        good = self.model.forward(inputs, version=self._version(self._good), running=self._good.running).logits
+        version = Version(self._good.update["flat"], self.model.layout, grad=False)
+        good = self.model.forward(inputs, version=version, running=self._good.running).logits
         if _agreement(own, good) >= self.agree:
             return False
         source = self.model.forward(inputs, version=self.model.source(), statistics="source").logits
@@ -225,12 +224,12 @@ class Guard:
 
     def _keep(self, number: int, look: _Look) -> None:
         """Take a snapshot when it is time and all is calm: half as far from the usual as an alarm."""
-        usual = self._usual
         if look.total < min(_FEW, self.window):
             return
+        usual = self._usual
         if look.total >= self.window:
-            usual = usual | {"share": min(look.share, usual["share"]), "classes": max(look.classes, usual["classes"])}
-            self._usual = usual
+            even = {"share": min(look.share, usual["share"]), "classes": max(look.classes, usual["classes"])}
+            self._usual = usual = usual | even
         calm = (
             look.share < self._level(self.share / 2)
             and look.classes >= (1 + self.classes) / 2 * usual["classes"]
@@ -246,9 +245,6 @@ class Guard:
     def _snapshot(self, batch: int) -> _Snapshot:
         anchor = None if self.anchor is None else self.anchor.version.flat
         return _Snapshot(batch, self.update.snapshot(), anchor, self.model.running)
-
-    def _version(self, snapshot: _Snapshot) -> Version:
-        return Version(snapshot.update["flat"], self.model.layout, grad=False)
 
     def _return(self, why: str, number: int) -> None:
         if self._again:
@@ -275,46 +271,20 @@ class Guard:
             "seen": [[seen.samples, seen.classes, seen.entropy] for seen in self._seen],
             "right": list(self._right),
             "usual": dict(self._usual),
-            "good": _pack(self._good),
-            "next": None if self._next is None else _pack(self._next),
+            "good": self._good.pack(),
+            "next": None if self._next is None else self._next.pack(),
             "counters": [self._calm, self._wait, self._again],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        device = self.model.device
-        seen = [_Seen(samples, classes, entropy) for samples, classes, entropy in state["seen"]]
-        good, later = _unpack(state["good"], device), state["next"]
-        self._next = None if later is None else _unpack(later, device)
-        self._seen, self._good, self.trips = seen, good, state["trips"]
-        self._right, self._usual = list(state["right"]), dict(state["usual"])
-        self._calm, self._wait, self._again = state["counters"]
-
-    def __repr__(self) -> str:
-        names = ("window", "every", "share", "classes", "entropy", "agree", "audits", "accuracy")
-        return f"Guard({', '.join(f'{name}={getattr(self, name)}' for name in names)})"
+        with loading("a guard"):
+            self._good = _Snapshot.unpack(state["good"], self.model.device)
+            self._next = state["next"] and _Snapshot.unpack(state["next"], self.model.device)
+            self._seen = [_Seen(*values) for values in state["seen"]]
+            self._right, self._usual, self.trips = list(state["right"]), dict(state["usual"]), state["trips"]
+            self._calm, self._wait, self._again = state["counters"]
 
 
 def _agreement(own: Tensor, logits: Tensor) -> float:
     """Which part of the predictions is the same."""
     return float((own == logits.argmax(dim=1)).double().mean())
-
-
-def _pack(snapshot: _Snapshot) -> dict[str, Any]:
-    def plain(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor.detach().cpu().clone()
-
-    return {
-        "batch": snapshot.batch,
-        "update": {name: plain(tensor) for name, tensor in snapshot.update.items()},
-        "anchor": plain(snapshot.anchor),
-        "running": plain(snapshot.running),
-    }
-
-
-def _unpack(state: Mapping[str, Any], device: torch.device) -> _Snapshot:
-    def own(tensor: Tensor | None) -> Any:
-        # A copy: tensors that were saved in inference mode cannot be learned with.
-        return None if tensor is None else tensor.to(device, copy=True)
-
-    update = {name: own(tensor) for name, tensor in state["update"].items()}
-    return _Snapshot(state["batch"], update, own(state["anchor"]), own(state["running"]))

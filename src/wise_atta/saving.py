@@ -12,11 +12,18 @@ if TYPE_CHECKING:
 
 _VERSION = 1
 _PARTS = ("update", "policy", "utility", "selector", "anchor", "guard")
+# What has a state of its own: its key, and the adapter's name for it. Loaded in this order.
+_KEPT = {"desk": "questions"} | {
+    name: name for name in ("policy", "selector", "annotator", "anchor", "update", "guard")
+}
+# May be None in a state that is read into an adapter that has one.
+_OPTIONAL = ("desk", "annotator", "anchor")
 
 
 def state_of(adapter: Controls) -> dict[str, Any]:
     """Everything needed to go on to the same bits."""
     running = adapter.classifier.running
+    parts = {key: getattr(adapter, name) for key, name in _KEPT.items()}
     return {
         "version": _VERSION,
         "model": adapter.classifier.fingerprint(),
@@ -24,14 +31,8 @@ def state_of(adapter: Controls) -> dict[str, Any]:
         "number": adapter._number,
         "age": adapter._age,
         "frozen": adapter._frozen,
-        "update": adapter.update.state_dict(),
-        "anchor": None if adapter.anchor is None else adapter.anchor.state_dict(),
         "running": None if running is None else running.detach().cpu().clone(),
-        "policy": adapter.policy.state_dict(),
-        "selector": adapter.selector.state_dict(),
-        "desk": adapter.questions.state_dict(),
-        "annotator": None if adapter.annotator is None else adapter.annotator.state_dict(),
-        "guard": None if adapter.guard is None else adapter.guard.state_dict(),
+        **{key: None if part is None else part.state_dict() for key, part in parts.items()},
     }
 
 
@@ -72,23 +73,16 @@ def _check(adapter: Controls, state: Mapping[str, Any]) -> None:
 
 
 def _load(adapter: Controls, state: Mapping[str, Any]) -> None:
+    running, model = state["running"], adapter.classifier
+    model.running = None if running is None else running.to(model.device, copy=True)
+    adapter._number, adapter._age, adapter._frozen = state["number"], state["age"], state["frozen"]
+    for key, name in _KEPT.items():
+        part = getattr(adapter, name)
+        if part is not None and (state[key] is not None or key not in _OPTIONAL):
+            part.load_state_dict(state[key])
     if state["desk"] is None:
         # Earlier releases kept no questions before the first was asked.
         adapter.questions.forget()
-    else:
-        adapter.questions.load_state_dict(state["desk"])
-    adapter.policy.load_state_dict(state["policy"])
-    adapter.selector.load_state_dict(state["selector"])
-    if adapter.annotator is not None and state["annotator"] is not None:
-        adapter.annotator.load_state_dict(state["annotator"])
-    if adapter.anchor is not None and state["anchor"] is not None:
-        adapter.anchor.load_state_dict(state["anchor"])
-    running = state["running"]
-    adapter.classifier.running = None if running is None else running.to(adapter.classifier.device, copy=True)
-    adapter._number, adapter._age, adapter._frozen = state["number"], state["age"], state["frozen"]
-    adapter.update.load_state_dict(state["update"])
-    if adapter.guard is not None:
-        adapter.guard.load_state_dict(state["guard"])
 
 
 def _parts(adapter: Controls) -> dict[str, str]:

@@ -34,13 +34,13 @@ def pairs(flag: str, texts: Sequence[str], read: Callable[[str], T] = value) -> 
     Traceback (most recent call last):
     wise_atta.errors.BadConfig: --option lr: write NAME=VALUE
     """
-    found: dict[str, T] = {}
+    values: dict[str, T] = {}
     for text in texts:
         name, equals, rest = text.partition("=")
         if not equals or not name:
             raise errors.BadConfig(f"{flag} {text}: write NAME=VALUE")
-        found[name] = read(rest)
-    return found
+        values[name] = read(rest)
+    return values
 
 
 def listed(flag: str, text: str, kind: Callable[[str], T]) -> list[T]:
@@ -52,12 +52,12 @@ def listed(flag: str, text: str, kind: Callable[[str], T]) -> list[T]:
     Traceback (most recent call last):
     wise_atta.errors.BadConfig: --seeds 0,one: 'one' is no whole number
     """
-    found = []
+    values = []
     for part in filter(None, map(str.strip, text.split(","))):
         try:
-            found.append(kind(part))
+            values.append(kind(part))
         except ValueError as error:
             raise errors.BadConfig(f"{flag} {text}: {part!r} is no {'whole ' * (kind is int)}number") from error
-    if not found:
+    if not values:
         raise errors.BadConfig(f"{flag}: at least one is needed, with commas between several")
-    return found
+    return values

@@ -364,7 +364,7 @@ def test_activations_in_place_copy_nothing_for_the_backward(activation: type[nn.
     net = Relies(activation).eval()
     x = torch.randn(6, 3, 8, 8)
     classifier = Classifier(net, statistics="batch")
-    with classifier.replicas.take() as replica:
+    with classifier.replicas.take(classifier.live.tensors) as replica:
         seen: Any = replica.module.get_submodule("seen")
     with Kernels() as kernels:
         forward = classifier.forward(x, grad=True)

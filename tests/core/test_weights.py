@@ -141,8 +141,43 @@ def test_changes_made_at_once_are_seen_together() -> None:
         weights.commit(weights.forward(nets.batch()).statistics)
         assert weights.published is before
         assert torch.equal(weights.live.flat, before.version.flat + 1) and weights.running is not before.running
-    assert weights.published is weights.current
+    assert weights.published.version is weights.live and weights.published.running is weights.running
     assert torch.equal(weights.published.version.flat, before.version.flat + 1)
+
+
+def test_a_change_on_its_own_is_published_right_away() -> None:
+    weights = Weights(Network(nets.make()), statistics="ema")
+    assert weights.running is not None
+    for change in (
+        lambda: weights.publish(weights.live.flat + 1),
+        lambda: setattr(weights, "running", weights.running + 1),
+        lambda: weights.commit(weights.forward(nets.batch()).statistics),
+        weights.reset_statistics,
+    ):
+        before = weights.published
+        change()
+        assert weights.published is not before
+        assert weights.published.version is weights.live and weights.published.running is weights.running
+
+
+def test_what_fails_half_way_is_published_as_it_stands() -> None:
+    weights = Weights(Network(nets.make()))
+    with pytest.raises(KeyError), weights.at_once(), weights.at_once():
+        weights.publish(weights.live.flat + 1)
+        raise KeyError
+    assert weights.published.version is weights.live
+    assert torch.equal(weights.live.flat, weights.source_flat() + 1)
+
+
+def test_what_is_taken_back_is_published_too() -> None:
+    weights = Weights(Network(nets.make()), statistics="ema")
+    before = weights.published
+    undo = how.remember(weights)
+    weights.publish(weights.live.flat + 1)
+    weights.commit(weights.forward(nets.batch()).statistics)
+    undo()
+    assert weights.live is weights.published.version is before.version
+    assert weights.running is weights.published.running is before.running
 
 
 def test_a_reader_never_sees_values_of_one_moment_with_statistics_of_another() -> None:

@@ -23,7 +23,7 @@ from sqlalchemy import create_engine, text
 HERE = Path(__file__).parent
 TESTS = [
     f"test_{name}.py"
-    for name in ("service", "failing", "people", "revoke", "poison", "keeping", "late", "web", "fuzz", "attack")
+    for name in ("service", "failing", "trust", "revoke", "poison", "keeping", "late", "web", "fuzz", "attack")
 ]
 
 

@@ -416,7 +416,7 @@ def test_late_labels_are_learned_once_or_expire_wherever_the_run_stops(
             happened += [(now, item.id, item.label) for item in questions.pending]
             ids = questions.closing(now)
             happened.append((ids, questions.give_up(ids)))
-            questions.learned(item.id for item in questions.pending)
+            questions.close(item.id for item in questions.pending)
         return happened
 
     questions, annotator = start()

@@ -19,7 +19,7 @@ from wise_atta import errors
 from wise_atta.engine import host
 from wise_atta.stream import Batch, leaves
 from wise_atta.who import CANT_TELL, SKIP, Answer, Query, as_batch
-from wise_atta.who.query import pack_query, read, unpack_query
+from wise_atta.who.query import read
 
 
 def test_a_question_has_the_same_id_in_every_run() -> None:
@@ -65,9 +65,9 @@ def test_a_question_is_saved_with_plain_types_only() -> None:
     batch = Batch((torch.rand(1, 2), torch.rand(1, 3, dtype=torch.float16)), ids=["a"], meta=meta)
     query = Query.of(batch, number=3, index=0, logits=torch.rand(1, 2), audit=True)
     file = io.BytesIO()
-    torch.save(pack_query(query), file)
+    torch.save(query.pack(), file)
     file.seek(0)
-    back = unpack_query(torch.load(file, weights_only=True))
+    back = Query.unpack(torch.load(file, weights_only=True))
     assert repr(back) == repr(query)
     assert {**back.meta, "map": None} == {"x": 0.5, "n": 3, "kind": "fog", "t": (1, None, True), "map": None}
     assert torch.equal(back.meta["map"], torch.eye(2))
@@ -90,8 +90,8 @@ def asked_away(monkeypatch: pytest.MonkeyPatch) -> tuple[Query, list[Tensor]]:
     assert isinstance(batch.inputs, dict)
     for tensor in (batch.inputs["x"], logits):
         tensor.fill_(7)
-    copy_of = query_module.owned
-    monkeypatch.setattr(query_module, "owned", lambda tensor: fetched.append(tensor) or copy_of(tensor))  # type: ignore[func-returns-value]
+    copy_of = query_module.to_host
+    monkeypatch.setattr(query_module, "to_host", lambda tensor: fetched.append(tensor) or copy_of(tensor))  # type: ignore[func-returns-value]
     return query, fetched
 
 
@@ -102,7 +102,7 @@ def asked_away(monkeypatch: pytest.MonkeyPatch) -> tuple[Query, list[Tensor]]:
         lambda query: pickle.loads(pickle.dumps(query)),
         copy.deepcopy,
         lambda query: dataclasses.replace(query, index=4),
-        lambda query: unpack_query(pack_query(query)),
+        lambda query: Query.unpack(query.pack()),
     ],
 )
 def test_tensors_elsewhere_are_copied_at_once_but_fetched_only_when_looked_at(

@@ -75,7 +75,7 @@ def test_a_label_goes_through_its_life() -> None:
     assert torch.equal(new.query.input, torch.ones(3))
     assert [item.id for item in questions.pending] == ["1-2"]
     assert questions.open == []
-    questions.learned(["1-2"])
+    questions.close(["1-2"])
     assert questions.pending == []
     assert questions.counts == Counts(asked=1, shown=1, answered=1, learned=1)
 
@@ -88,7 +88,7 @@ def test_the_first_answer_stays_when_the_same_comes_again() -> None:
     questions = questions_with(Answer(1, by="ann", weight=2.0))
     assert questions.answer({"1-0": Answer(1, by="bob", weight=9.0)}) == []
     assert questions.pending[0].answer == Answer(1, by="ann", weight=2.0)
-    questions.learned(["1-0"])
+    questions.close(["1-0"])
     before = questions.state_dict()
     assert questions.answer({"1-0": 1}) == []
     assert same(questions.state_dict(), before)
@@ -99,14 +99,14 @@ def test_the_first_answer_stays_when_the_same_comes_again() -> None:
 def test_a_different_answer_is_a_conflict_before_and_after_learning(second: Any, learned: bool) -> None:
     questions = questions_with(1)
     if learned:
-        questions.learned(["1-0"])
+        questions.close(["1-0"])
     with pytest.raises(errors.Conflict, match="'1-0' was answered 1"):
         questions.answer({"1-0": second})
 
 
 def test_how_old_a_label_was_when_it_was_learned_stays_with_it() -> None:
     questions = questions_with(1, 0)
-    questions.learned(["1-0"], 4)
+    questions.close(["1-0"], number=4)
     state = questions.state_dict()
     assert state["ages"] == {"1-0": 3}
     state["pending"][0]["age"] = 2
@@ -169,10 +169,10 @@ def test_without_a_limit_nothing_expires() -> None:
 
 def test_a_label_is_learned_once() -> None:
     questions = questions_with(1, 2)
-    questions.learned(["1-0"])
+    questions.close(["1-0"])
     for ids in (["1-0"], ["2-0", "2-0"], ["2-0", "1-0"]):
         with pytest.raises(errors.AlreadyLearned):
-            questions.learned(ids)
+            questions.close(ids)
     assert questions.counts.learned == 1
 
 
@@ -181,12 +181,12 @@ def test_nothing_is_learned_from_questions_without_a_class() -> None:
     expire(questions, now=1)
     for ids, reason in ((["2-0"], "no answer yet"), (["1-0"], "expired"), (["9-9"], "never asked")):
         with pytest.raises(errors.UnknownQuery, match=reason):
-            questions.learned(ids)
+            questions.close(ids)
 
 
 def test_only_the_latest_ended_questions_are_remembered() -> None:
     questions = questions_with(*[0] * 5, remember=2)
-    questions.learned([f"{number}-0" for number in range(1, 6)])
+    questions.close([f"{number}-0" for number in range(1, 6)])
     assert len(questions.state_dict()["closed"]) == 2
     assert questions.answer({"5-0": 0, "4-0": 0}) == []
     with pytest.raises(errors.UnknownQuery, match=r"'3-0'.*forgotten"):
@@ -345,13 +345,13 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def learn(self, data: st.DataObject) -> None:
         ids = self.some(data, [item.id for item in self.questions.pending])
-        self.questions.learned(ids)
+        self.questions.close(ids)
         self.learned += ids
 
     @rule(data=st.data())
     def dismiss(self, data: st.DataObject) -> None:
         ids = self.some(data, [item.id for item in self.questions.pending])
-        self.questions.dismiss(ids)
+        self.questions.close(ids, "stale")
         self.stale += ids
 
     @precondition(lambda self: self.asked_at)
@@ -360,10 +360,10 @@ class Life(RuleBasedStateMachine):
         pending = [item.id for item in self.questions.pending]
         name = data.draw(st.sampled_from(list(self.asked_at)))
         if name in pending:
-            self.refused(errors.AlreadyLearned, self.questions.learned, [*pending, name])
+            self.refused(errors.AlreadyLearned, self.questions.close, [*pending, name])
         else:
             kind = errors.AlreadyLearned if name in self.said else errors.UnknownQuery
-            self.refused(kind, self.questions.learned, [*pending, name])
+            self.refused(kind, self.questions.close, [*pending, name])
 
     @rule()
     def ask_again(self) -> None:
@@ -404,13 +404,13 @@ TestLife = Life.TestCase
 
 def test_what_is_elsewhere_comes_to_the_host_if_its_question_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     questions, values, fetched = Questions(CLASSES), torch.full((2,), 5.0), []
+    monkeypatch.setattr(query_module, "on_host", lambda tensor: False)
     for module in (query_module, desk_module):
-        monkeypatch.setattr(module, "on_host", lambda tensor: False)
-        monkeypatch.setattr(module, "owned", lambda tensor: fetched.append(tensor) or tensor.clone())  # type: ignore[func-returns-value]
+        monkeypatch.setattr(module, "to_host", lambda tensor: fetched.append(tensor) or tensor.clone())  # type: ignore[func-returns-value]
     questions.ask([question(1), question(2)], {"values": values})
     values.fill_(7)
     questions.answer({"1-0": 0})
-    questions.learned(["1-0"])
+    questions.close(["1-0"])
     assert not fetched, "nobody needs what belongs to a question that is closed"
     questions.keep()
     assert len(fetched) == 3, "logits, input and context of the open one"
@@ -439,16 +439,22 @@ def test_what_was_loaded_onto_an_accelerator_does_not_stay_there(monkeypatch: py
     questions.answer({"1-0": 0})
     inbox.ask(questions.open, now=2)
     states, there = (saved(questions.state_dict()), saved(inbox.state_dict())), list[Tensor]()
-    for module in (query_module, desk_module):
-        monkeypatch.setattr(module, "on_host", lambda tensor: any(tensor is known for known in there))
-        monkeypatch.setattr(module, "owned", lambda tensor: there.append(tensor.clone()) or there[-1])  # type: ignore[func-returns-value]
+    copied = query_module.owned
+
+    def owned(tensor: Tensor, device: object = None) -> Tensor:
+        copies = copied(tensor)
+        there.extend([copies] if device == "cpu" else [])
+        return copies
+
+    monkeypatch.setattr(query_module, "on_host", lambda tensor: any(tensor is known for known in there))
+    monkeypatch.setattr(query_module, "owned", owned)
     loaded.load_state_dict(states[0])
     inbox.load_state_dict(states[1])
     (pending,), (waiting,), (shown,) = loaded.pending, loaded.open, inbox.open()
     found = [pending.context["values"]]
     for query in (pending.query, waiting, shown):
         found += [vars(query)["logits"], vars(query)["input"]]
-    assert all(map(desk_module.on_host, found))
+    assert all(map(query_module.on_host, found))
 
 
 def test_questions_of_one_batch_share_their_context_still_when_it_is_kept() -> None:

@@ -21,7 +21,7 @@ import wise_atta
 from wise_atta import errors, methods, what, when
 from wise_atta.bench.record import read_json, there
 from wise_atta.data import StreamSpec
-from wise_atta.model import Classifier, StatisticsMode
+from wise_atta.model import Classifier, Network, StatisticsMode
 from wise_atta.wrap import FAST
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ class Experiment(pydantic.BaseModel):
         for field, asked in (
             ("options", _asked((*when.POLICIES.values(), methods.METHODS[self.method]))),
             ("stream", {one.name: str(one.type) for one in dataclasses.fields(StreamSpec)}),
-            ("fast", _asked((Classifier,))),
+            ("fast", _asked((Classifier, Network))),
         ):
             for name, value in getattr(self, field).items():
                 _check_kind(f"experiment field {field!r}: {name}", asked.get(name, ""), value)

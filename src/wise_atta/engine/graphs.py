@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from wise_atta.engine.first_layer import First
+from wise_atta.engine.layers import First
 from wise_atta.stream import Inputs, leaves, tree_map
 
 _log = logging.getLogger("wise_atta.graphs")

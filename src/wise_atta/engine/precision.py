@@ -1,10 +1,12 @@
-"""Precision and memory format of a network: fp32, tf32 or bf16, channels last, BatchNorm kernels called directly."""
+"""How a network is run: fp32, tf32 or bf16, channels last, compiled or recorded, BatchNorm kernels called directly."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
@@ -13,8 +15,54 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 
+Convert: TypeAlias = Callable[[Tensor], Tensor]
+Context: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
+
 # Layers whose kernels take bf16 inputs beside fp32 parameters and statistics.
 _MIXED = (_BatchNorm, nn.LayerNorm)
+
+
+@dataclass(eq=False)
+class RunOptions:
+    """How replicas run, and where.
+
+    `frozen` are converted tensors by the place that uses them, for all replicas. `moments` gives mean and biased
+    variance of a BatchNorm layer's input, where they are not those of the input alone.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    precision: Precision | None
+    channels_last: bool
+    compile: bool
+    graphs: bool
+    blocks: tuple[str, ...]
+    moments: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    frozen: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def quick(self) -> bool:
+        """Whether other kernels than the usual ones run, so that sums may be taken in another order."""
+        return self.precision is not None or self.channels_last or self.compile
+
+    @property
+    def reorders(self) -> bool:
+        """Whether batch statistics are summed in an order that suits the CPU. Never unless something was asked for."""
+        return self.quick and self.device.type == "cpu" and not self.compile
+
+    def conversion(self, module: nn.Module, head: nn.Module, parameter: Tensor) -> Convert | None:
+        """What is done to a parameter before the layer uses it, if anything. Under bf16 norm layers and head stay."""
+        keeps = isinstance(module, _MIXED) or module is head
+        narrow = self.precision == "bf16" and parameter.is_floating_point() and not keeps
+        turn = self.channels_last and parameter.dim() == 4
+        if not narrow and not turn:
+            return None
+
+        def convert(tensor: Tensor) -> Tensor:
+            tensor = tensor.bfloat16() if narrow else tensor
+            return channels_last(tensor) if turn else tensor
+
+        return convert
 
 
 class _Switch:
@@ -52,23 +100,20 @@ class _Switch:
 _tf32 = _Switch()
 
 
-def products(precision: Precision | None, device: torch.device) -> contextlib.AbstractContextManager[None]:
+def products(precision: Precision | None, device: torch.device) -> Context:
     """The setting for float32 products that a precision asks for. None, and every device but CUDA: as it is."""
     if precision is None or device.type != "cuda":
-        return contextlib.nullcontext()
-    return _tf32.held(precision != "fp32")
+        return contextlib.nullcontext
+    return functools.partial(_tf32.held, precision != "fp32")
 
 
-def lowered(precision: Precision | None, device: torch.device) -> contextlib.AbstractContextManager[None]:
+def lowered(precision: Precision | None, device: torch.device) -> Context:
     """Where convolutions and products run in bf16, if a precision asks for that."""
-    if precision != "bf16":
-        return contextlib.nullcontext()
-    return torch.autocast(device.type, torch.bfloat16)
-
-
-def kept_in_fp32(module: nn.Module, head: nn.Module) -> bool:
-    """Whether a layer's own parameters stay in fp32 under bf16: norm layers that can, and the head."""
-    return isinstance(module, _MIXED) or module is head
+    return (
+        functools.partial(torch.autocast, device.type, torch.bfloat16)
+        if precision == "bf16"
+        else contextlib.nullcontext
+    )
 
 
 def without_autocast(module: nn.Module, device: torch.device) -> None:

@@ -8,8 +8,8 @@ from torch import nn
 
 from wise_atta.model import Weights
 
-# What moves of a set of weights; the rest of it are caches and counters.
-_MOVES = ("current", "_followed")
+# What moves of a set of weights; the rest of it are caches and counters. The last publishes what it is put back to.
+_MOVES = ("live", "_followed", "running")
 
 
 def remember(*parts: object) -> Callable[[], None]:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from wise_atta import errors, signals
-from wise_atta.engine.precision import Precision
-from wise_atta.model.run_options import RunOptions
+from wise_atta.engine.precision import Precision, RunOptions
 from wise_atta.stream import Inputs, leaves, size
 
 if TYPE_CHECKING:
@@ -93,27 +92,11 @@ def check_statistics(name: str, options: RunOptions) -> None:
         )
 
 
-def check_inputs(inputs: Inputs, options: RunOptions) -> int:
-    """Refuse inputs that cannot be predicted on; otherwise the number of samples."""
-    count = size(inputs)
-    if count == 0:
-        raise errors.BadInput("the batch is empty: leave empty batches out of the stream")
-    for leaf in leaves(inputs):
-        if leaf.device != options.device:
-            raise errors.BadInput(f"inputs are on {leaf.device}, the model is on {options.device}: move the inputs")
-        if leaf.is_floating_point() and leaf.dtype != options.dtype:
-            raise errors.BadInput(f"inputs are {leaf.dtype}, the model is {options.dtype}: convert the inputs")
-    return count
-
-
-def check_logits(output: object, inputs: Inputs) -> Tensor:
-    """The logits that a model has returned."""
-    output = getattr(output, "logits", output)
-    if isinstance(output, Tensor) and output.dim() == 2:
-        return output
+def no_logits(output: object, inputs: Inputs) -> errors.BadInput:
+    """What a model returned instead of logits."""
     what = f"shape {list(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
     alone = " for one sample: does it squeeze() the batch away? Late labels come one by one"
-    raise errors.BadInput(
+    return errors.BadInput(
         f"the model must return logits [n, C] or an object with .logits, not {what}{alone if size(inputs) == 1 else ''}"
     )
 

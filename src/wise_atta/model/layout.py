@@ -1,31 +1,37 @@
-"""Where adapted tensors lie in one flat vector, and the versions of their values."""
+"""Layout: which tensors of a module a specification means, and where they lie in one flat vector of values."""
 
 from __future__ import annotations
 
-import zlib
+import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from wise_atta import errors
 
 # By group: one tensor each, or the whole group as a slice of a flat vector.
 Gradients: TypeAlias = Mapping[str, Sequence[Tensor] | Tensor]
+
+Spec: TypeAlias = str | Sequence[str]
 
 # Offsets in a flat vector are multiples of this, so that every view starts on a 256-byte boundary (float32).
 _ALIGN = 64
 
 
+@dataclass(eq=False)
 class Version:
     """One immutable set of values for the adapted tensors: a flat vector and named views of it."""
 
-    def __init__(self, flat: Tensor, layout: Layout, grad: bool = True) -> None:
-        self.flat = flat
-        self.layout = layout
-        self._grad = grad
-        self._tensors: dict[int, dict[str, Tensor]] = {}
-        self._whole: dict[int, Tensor] = {}
+    flat: Tensor
+    layout: Layout
+    grad: bool = True
+    _tensors: dict[int, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+    _whole: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def whole(self) -> Tensor:
@@ -39,7 +45,7 @@ class Version:
         """The views, made when they are first asked for: a recorded network takes the vector alone."""
         if not self._tensors:
             views = self.layout.views(self.flat)
-            if self._grad:
+            if self.grad:
                 for tensor in views.values():
                     tensor.requires_grad_(True)
             # Of two threads that ask at once, both get the same leaves.
@@ -52,42 +58,28 @@ def wide(values: Tensor) -> Tensor:
     return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values
 
 
-@dataclass(frozen=True)
 class Layout:
     """Where each adapted tensor lies in the flat vector, and which slice each group of them takes."""
 
-    shapes: dict[str, torch.Size]
-    offsets: dict[str, int]
-    groups: dict[str, tuple[str, ...]]
-    slices: dict[str, slice]
-    total: int
-    pieces: tuple[int, ...] = field(repr=False)
-
-    @staticmethod
-    def of(groups: Mapping[str, Sequence[str]], shapes: Mapping[str, torch.Size]) -> Layout:
-        offset, offsets, slices, pieces = 0, {}, {}, []
+    def __init__(self, groups: Mapping[str, Sequence[str]], shapes: Mapping[str, torch.Size]) -> None:
+        self.groups = {group: tuple(names) for group, names in groups.items()}
+        self.shapes = {name: shapes[name] for names in groups.values() for name in names}
+        self.slices: dict[str, slice] = {}
+        self.total = 0
+        self._pieces: list[int] = []
         for group, names in groups.items():
-            start = offset
+            start = self.total
             for name in names:
-                offsets[name] = offset
                 values = shapes[name].numel()
                 padding = -values % _ALIGN
-                pieces += [values, padding] if padding else [values]
-                offset += values + padding
-            slices[group] = slice(start, offset)
-        return Layout(
-            shapes={name: shapes[name] for name in offsets},
-            offsets=offsets,
-            groups={group: tuple(names) for group, names in groups.items()},
-            slices=slices,
-            total=offset,
-            pieces=tuple(pieces),
-        )
+                self._pieces += [values, padding] if padding else [values]
+                self.total += values + padding
+            self.slices[group] = slice(start, self.total)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Named views of a flat vector, cut loose from its graph."""
         # One call cuts values and padding apart: a vector needs no view of its own.
-        parts = iter(torch.split_with_sizes(flat.detach(), self.pieces) if self.pieces else ())
+        parts = iter(torch.split_with_sizes(flat.detach(), self._pieces) if self._pieces else ())
         views: dict[str, Tensor] = {}
         for name, shape in self.shapes.items():
             part = next(parts)
@@ -97,22 +89,91 @@ class Layout:
         return views
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """A new flat vector with these values; padding is zero."""
-        first = next(iter(tensors.values()))
+        """A new flat vector with the values of these, among others; padding is zero."""
+        first = tensors[next(iter(self.shapes), next(iter(tensors)))]
         flat = torch.zeros(self.total, dtype=first.dtype, device=first.device)
         for name, view in self.views(flat).items():
             view.copy_(tensors[name].detach())
         return flat
 
 
-def checksum(values: Tensor) -> int:
-    """CRC-32 of the values."""
-    return zlib.crc32(values.view(torch.uint8).numpy().tobytes()) if values.numel() else 0
+# -- which tensors ---------------------------------------------------------------------------------------------------
 
 
-def some_values(tensor: Tensor) -> Tensor:
-    """Some values of a tensor, without reading all of it."""
-    tensor = tensor.detach()
-    while tensor.dim() > 1:
-        tensor = tensor[..., 0]
-    return tensor.reshape(-1)[:16].double()
+def select(model: nn.Module, head: str, spec: Spec) -> tuple[str, ...]:
+    """The names of the parameters that a specification means, in the model's order. `head` is the name of a layer."""
+    terms = [spec] if isinstance(spec, str) else list(spec)
+    chosen: set[str] = set()
+    for term in terms:
+        if term.startswith("!"):
+            chosen -= _match(model, head, term[1:])
+            continue
+        names = _match(model, head, term)
+        if not names:
+            raise errors.NothingToAdapt(_nothing(model, term))
+        chosen |= names
+    if not chosen:
+        raise errors.NothingToAdapt(f"{terms} takes away everything that it names, so nothing is left to adapt")
+    return tuple(name for name, p in model.named_parameters() if name in chosen and p.is_floating_point())
+
+
+def _match(model: nn.Module, head: str, term: str) -> set[str]:
+    # A tied parameter can be meant by any of its names; the layout knows it by its first.
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
+    if term == "all" or (term == "head" and not head):  # a linear layer by itself is all head
+        return set(names.values())
+    if term == "norm":
+        return {
+            names[f"{path}.{key}" if path else key]
+            for path, module in model.named_modules()
+            if _is_norm(module)
+            for key, _ in module.named_parameters(recurse=False)
+        }
+    if term == "last-norm":
+        return _last_stage(model, _match(model, head, "norm"))
+    # "head" is the head wherever it is; a block that happens to have that name can still be meant by what is in it.
+    of_head = term == "head" or term.startswith("head.")
+    meant = [(head + term.removeprefix("head")).removeprefix(".")] if of_head else []
+    for name in [*meant, term]:
+        matches = {
+            own for n, own in names.items() if n == name or n.startswith(name + ".") or fnmatch.fnmatchcase(n, name)
+        }
+        if matches:
+            return matches
+    return set()
+
+
+def _last_stage(model: nn.Module, norms: set[str]) -> set[str]:
+    """Norm tensors of `layer4` (ResNets), else of the last quarter of the norm layers; at least one layer is left.
+
+    In a transformer of N blocks with one final norm that quarter is the last N/4 blocks and the final norm.
+    """
+    last = {name for name in norms if "layer4" in name.split(".")}
+    if last:
+        return last
+    ordered = [name for name, _ in model.named_parameters() if name in norms]
+    layers = list(dict.fromkeys(name.rpartition(".")[0] for name in ordered))
+    left = max(len(layers) * 3 // 4, 1)
+    return {name for name in ordered if name.rpartition(".")[0] in layers[left:]}
+
+
+def _nothing(model: nn.Module, term: str) -> str:
+    if term == "norm":
+        return (
+            "the model has no normalisation layer with affine parameters, so there is nothing to adapt. "
+            "Adapt other tensors instead, for example adapt='head' or the name of a block (for wise and hiltta "
+            "norm='head')"
+        )
+    blocks = ", ".join(name for name, _ in model.named_children())
+    return f"no parameter of the model matches {term!r}. Blocks of this model: {blocks or 'none'}"
+
+
+def _is_norm(module: nn.Module) -> bool:
+    if isinstance(module, _BatchNorm | nn.LayerNorm | nn.GroupNorm | _InstanceNorm):
+        return True
+    # Norm layers of other libraries (RMSNorm and the like) go by their name and a vector of weights.
+    if "norm" not in type(module).__name__.lower():
+        return False
+    weight = module._parameters.get("weight")
+    return weight is not None and weight.dim() == 1

@@ -1,30 +1,91 @@
-"""Network: the user's module made runnable, for any values of its tensors and any statistics."""
+"""Network: the user's module made runnable, for any values of its tensors and any statistics, and what a run gives."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from wise_atta import errors
-from wise_atta.engine import precision as precisions, recomputing
-from wise_atta.engine.first_layer import First
-from wise_atta.engine.precision import Precision
+from wise_atta.engine import layers, precision as precisions
+from wise_atta.engine.layers import First
+from wise_atta.engine.precision import Precision, RunOptions
 from wise_atta.model import checks
-from wise_atta.model.batch_norms import BatchNorms
-from wise_atta.model.forward import Pass, Work
-from wise_atta.model.pixels import Pixels
+from wise_atta.model.layout import Spec, Version, select
 from wise_atta.model.replica import Replica, Replicas
-from wise_atta.model.run_options import RunOptions
-from wise_atta.model.selection import Spec, select
-from wise_atta.model.statistics import Statistics
-from wise_atta.stream import Inputs, leaves, tree_map
+from wise_atta.model.statistics import BatchNorms, Mode, Statistics
+from wise_atta.stream import Inputs, leaves, size, tree_map
 
-SetUp = Callable[[BatchNorms], contextlib.AbstractContextManager[Statistics | None]]
+
+@dataclass(eq=False)
+class Forward:
+    """What one pass over a batch gave, with its graph if there is one.
+
+    `scored` is the prediction that counts where a method's is not the logits, once it was computed. `notes` are the
+    engine's own. `first` is what the first layer gave, for another forward of the same inputs.
+    """
+
+    inputs: Inputs
+    logits: Tensor
+    features: Tensor
+    version: Version
+    statistics: Statistics | None = None
+    scored: Tensor | None = None
+    notes: Any = None
+    first: First | None = None
+
+
+@dataclass(eq=False)
+class Pass:
+    """What the network itself gave: of a forward that is recorded, the memory that each replay fills."""
+
+    logits: Tensor
+    features: Tensor
+    statistics: Statistics | None
+    first: First | None
+
+
+@dataclass
+class Work:
+    """How often the network was run: forwards of all kinds, those of them with a graph, backwards."""
+
+    forwards: int = 0
+    gradient_forwards: int = 0
+    backwards: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        graphs = self.gradient_forwards + other.gradient_forwards
+        return Work(self.forwards + other.forwards, graphs, self.backwards + other.backwards)
+
+    def __sub__(self, other: Work) -> Work:
+        graphs = self.gradient_forwards - other.gradient_forwards
+        return Work(self.forwards - other.forwards, graphs, self.backwards - other.backwards)
+
+
+class Pixels:
+    """(x − mean)/std of pictures in [0, 1], one number a channel."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], options: RunOptions) -> None:
+        if len(mean) != len(std) or min(std, default=0) <= 0:
+            raise errors.BadConfig(f"mean and std need one number a channel, std above 0, not {mean} and {std}")
+        # On the device once: a copy from the host would make every forward wait for it.
+        self._mean, self._std = (torch.tensor(values).to(options.device, options.dtype) for values in (mean, std))
+
+    def __call__(self, inputs: Inputs) -> Tensor:
+        if not isinstance(inputs, Tensor):
+            raise errors.BadConfig("mean and std apply to a single tensor of pictures, not to a tree of tensors")
+        if not inputs.is_floating_point():
+            raise errors.BadInput(f"mean and std apply to numbers in [0, 1], not to {inputs.dtype}: convert the inputs")
+        channels = inputs.shape[1] if inputs.dim() > 1 else 0
+        if len(self._mean) not in (1, channels):
+            raise errors.BadInput(f"mean and std have {len(self._mean)} channels, the inputs {channels}")
+        shape = (1, -1, *[1] * (inputs.dim() - 2))
+        return (inputs - self._mean.to(inputs).view(shape)) / self._std.to(inputs).view(shape)
 
 
 class Network:
@@ -62,6 +123,10 @@ class Network:
         How often it was run, for all weights.
     norms
         The module's BatchNorm layers.
+    seen
+        How the model is seen, so that another can be seen in the same way.
+    products
+        Gives a context in which products of float32 have the precision that was asked for.
     head_checked
         Whether a forward has shown that the head gives the logits.
     """
@@ -81,14 +146,16 @@ class Network:
         graphs: bool = False,
         checkpointing: bool | Sequence[str] = False,
     ) -> None:
-        self.pixels = Pixels(mean, std)
-        self.classes = checks.check_classes(classes)
+        if (mean is None) != (std is None):
+            raise errors.BadConfig("give both mean and std, or neither")
+        self.classes = self._columns = checks.check_classes(classes)
         self.model = checks.check_module(model)
         self.head_name = checks.check_head(self.model, head)
         first = next(self.model.parameters())
-        blocks = recomputing.check_blocks(self.model, checkpointing)
+        blocks = layers.check_blocks(self.model, checkpointing)
         self.options = RunOptions(first.device, first.dtype, precision, channels_last, compile, graphs, blocks)
         checks.check_options(self.options)
+        self._pixels = None if mean is None or std is None else Pixels(mean, std, self.options)
         if compile:
             from torch._functorch import config
 
@@ -96,48 +163,19 @@ class Network:
             if hasattr(config, "donated_buffer"):
                 config.donated_buffer = False
         self.norms = BatchNorms(self.model, self.options)
+        self.seen: dict[str, Any] = {"classes": classes, "mean": mean, "std": std}
+        self.seen |= {"precision": precision, "channels_last": channels_last}
+        self.products = precisions.products(precision, first.device)
+        self._lowered = precisions.lowered(precision, first.device)
         self.work = Work()
         self.head_checked = False
         self._replicas: weakref.WeakValueDictionary[frozenset[str], Replicas] = weakref.WeakValueDictionary()
-        self._columns: Tensor | None = None
         # Whether the network writes to its inputs; None before its first forward.
         self._spoils: bool | None = None
 
     def select(self, spec: Spec) -> tuple[str, ...]:
         """The names of the parameters that a specification means, in the model's order."""
         return select(self.model, self.head_name, spec)
-
-    @functools.cached_property
-    def head_is_linear(self) -> bool:
-        """Whether the logits are W·f + b of the features as they are, for all classes, with W and b the head's own."""
-        head = self.model.get_submodule(self.head_name)
-        plain = type(head) is nn.Linear and "forward" not in vars(head) and self.classes is None
-        # A hook may change anything: weight_norm and spectral_norm make W anew in one.
-        hooks = head._forward_pre_hooks, head._forward_hooks, head._backward_pre_hooks, head._backward_hooks
-        own = {f"{self.head_name}.weight", f"{self.head_name}.bias"}
-        return plain and not any(hooks) and own.issuperset(self.select("head"))
-
-    @property
-    def outputs(self) -> int | None:
-        """How many classes the model itself has, where that can be told before its first forward."""
-        outputs = getattr(self.model.get_submodule(self.head_name), "out_features", None)
-        return outputs if isinstance(outputs, int) else None
-
-    @property
-    def quick(self) -> bool:
-        """Whether it was asked to be fast, so that sums may be taken in another order than usual."""
-        return self.options.quick or self.options.graphs
-
-    def like(self, model: nn.Module) -> Network:
-        """Another model, seen as this one is: the same normalisation of inputs, the same subset of classes."""
-        return Network(
-            model,
-            classes=None if self.classes is None else self.classes.tolist(),
-            mean=self.pixels.mean,
-            std=self.pixels.std,
-            precision=self.options.precision,
-            channels_last=self.options.channels_last,
-        )
 
     # -- running it ---------------------------------------------------------------------------------------------
 
@@ -149,17 +187,16 @@ class Network:
             known = Replicas(lambda: Replica(self.model, self.head_name, names, self.options))
         return self._replicas.setdefault(names, known)
 
-    def products(self) -> contextlib.AbstractContextManager[None]:
-        """Products of float32 in the precision that was asked for."""
-        return precisions.products(self.options.precision, self.options.device)
-
     def run(
         self,
         replicas: Replicas,
         inputs: Inputs,
         tensors: Mapping[str, Tensor],
-        set_up: SetUp,
+        mode: Mode,
+        running: Tensor | None,
         *,
+        count: int | None = None,
+        keep: bool = True,
         first: First | None = None,
         keeps: bool = False,
     ) -> Pass:
@@ -171,56 +208,44 @@ class Network:
             Those in which `tensors` adapt.
         inputs, tensors
             A batch, and the values that the adapted tensors take.
-        set_up
-            Lets the BatchNorm layers of a replica normalise as they shall, and gives their statistics.
+        mode, running
+            What BatchNorm layers normalise with, and the moving statistics, if there are any.
+        count
+            How many samples the batch has, where `inputs` are a share of it.
+        keep
+            Whether the batch's own statistics will be wanted.
         first, keeps
             What the first layer gives for these inputs, where that is known, and whether to find out.
         """
         with contextlib.ExitStack() as stack:
-            replica = stack.enter_context(replicas.take())
-            replica.bind(tensors)
-            used = stack.enter_context(set_up(replica.norms)) if replica.norms else None
+            replica = stack.enter_context(replicas.take(tensors))
+            used = None
+            if replica.norms.layers:
+                count = size(inputs) if count is None else count
+                used = stack.enter_context(mode.set_up(replica.norms, count, running, keep))
             lease = None
             if self.options.blocks and torch.is_grad_enabled():
                 # The backward runs blocks of this replica again: until then it must stay as it is.
-                lease = recomputing.Lease(stack.pop_all().close)
+                lease = layers.Lease(stack.pop_all().close)
                 replica.lease = weakref.ref(lease)
-            with replica.first.known(first, keeps):
-                output = self._call(replica, inputs)
-                first = replica.first.output
+            with replica.first.known(first, keeps) as kept:
+                output = (self._call if self._spoils is False else self._call_with_care)(replica, inputs)
             features = replica.features
             replica.features = replica.lease = None
             if not self.head_checked:
-                self._check(replica, features, output)
+                checks.check_classes_of(output, self.classes)
+                with torch.no_grad():
+                    again = None if features is None else replica.head(features)
+                self.head_checked = checks.check_head_of(self.model, self.head_name, output, again)
         assert features is not None
-        return Pass(self._subset(output), features, used, first)
+        return Pass(self.subset(output), features, used, kept[0] if kept else None)
 
-    def head(self, replicas: Replicas, features: Tensor, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Logits from features."""
-        with torch.inference_mode(False), self.products(), replicas.take() as replica:
-            replica.bind(tensors)
-            features = outside_inference_mode(features)
-            if not torch.is_autocast_enabled(features.device.type):
-                # Features of a forward under autocast may be used outside of it.
-                features = features.to(next(replica.head.parameters(), features).dtype)
-            output: Tensor = replica.head(features)
-            replica.features = None
-        return self._subset(output)
-
-    def _check(self, replica: Replica, features: Tensor | None, output: Tensor) -> None:
-        checks.check_classes_of(output, self.classes)
-        with torch.no_grad():
-            again = None if features is None else replica.head(features)
-        self.head_checked = checks.check_head_of(self.model, self.head_name, output, again)
-
-    def _call(self, replica: Replica, inputs: Inputs) -> Tensor:
-        """The network's output. Inputs stay as they are: the user's own, and other forwards take them too."""
+    def _call_with_care(self, replica: Replica, inputs: Inputs) -> Tensor:
+        """The output of a network that may write to its inputs: these are the user's, and other forwards take them."""
         if self._spoils:
-            return self._output(replica, tree_map(torch.clone, inputs))
-        if self._spoils is not None:
-            return self._output(replica, inputs)
+            return self._call(replica, tree_map(torch.clone, inputs))
         before = [(leaf, leaf.clone(), leaf._version) for leaf in leaves(inputs)]
-        output = self._output(replica, inputs)
+        output = self._call(replica, inputs)
         self._spoils = any(leaf._version != version for leaf, _, version in before)
         if not self._spoils:
             return output
@@ -229,39 +254,39 @@ class Network:
                 # What `expand` shows many times is there once, and torch writes to it once.
                 once = tuple(slice(1) if stride == 0 else slice(None) for stride in leaf.stride())
                 leaf[once].copy_(values[once])
-        return self._call(replica, inputs)
+        return self._call_with_care(replica, inputs)
 
-    def _output(self, replica: Replica, inputs: Inputs) -> Tensor:
-        inputs = self.pixels(inputs, self.options.device, self.options.dtype)
+    def _call(self, replica: Replica, inputs: Inputs) -> Tensor:
+        if self._pixels is not None:
+            inputs = self._pixels(inputs)
         if self.options.precision == "bf16":
             inputs = tree_map(lambda leaf: leaf.bfloat16() if leaf.is_floating_point() else leaf, inputs)
         if self.options.channels_last:
             inputs = tree_map(precisions.channels_last, inputs)
-        replica.in_place.set(torch.is_grad_enabled())
+        for attributes in replica.in_place:
+            attributes["inplace"] = not torch.is_grad_enabled()
         try:
-            with precisions.lowered(self.options.precision, self.options.device):
+            with self._lowered():
                 if isinstance(inputs, Tensor):
-                    replica.first.enters(inputs)
+                    replica.first.inputs = inputs, inputs._version
                     output = replica.run(inputs)
-                elif isinstance(inputs, Mapping):
-                    output = replica.run(**inputs)
                 else:
-                    output = replica.run(*inputs)
+                    output = replica.run(**inputs) if isinstance(inputs, Mapping) else replica.run(*inputs)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             shapes = ", ".join(f"{list(leaf.shape)} {leaf.dtype}" for leaf in leaves(inputs))
             raise errors.BadInput(f"the model could not be run on inputs of {shapes}: {error}") from error
-        return checks.check_logits(output, inputs)
-
-    def _subset(self, output: Tensor) -> Tensor:
-        if self.classes is None:
+        output = getattr(output, "logits", output)
+        if isinstance(output, Tensor) and output.dim() == 2:
             return output
-        if self._columns is None:
-            self._columns = self.classes.to(output.device)
-        return output[:, self._columns]
+        raise checks.no_logits(output, inputs)
 
-
-def outside_inference_mode(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy of it that autograd can take."""
-    return tensor.clone() if tensor.is_inference() else tensor
+    def subset(self, output: Tensor) -> Tensor:
+        """The columns of the classes that can occur."""
+        columns = self._columns
+        if columns is None:
+            return output
+        if columns.device != output.device:
+            columns = self._columns = columns.to(output.device)
+        return output[:, columns]

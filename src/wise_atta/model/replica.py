@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import types
 import weakref
@@ -13,12 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from wise_atta.engine import moments, precision, recomputing
-from wise_atta.engine.first_layer import FirstLayer
-from wise_atta.engine.in_place import InPlace
-from wise_atta.model.batch_norms import BatchNorms
-from wise_atta.model.copies import copy_structure
-from wise_atta.model.run_options import Convert, RunOptions
+from wise_atta import errors
+from wise_atta.engine import layers, moments, precision
+from wise_atta.engine.precision import Convert, RunOptions
+from wise_atta.model.statistics import BatchNorms
 
 
 class Replica:
@@ -34,7 +33,7 @@ class Replica:
         modules = dict(self.module.named_modules())
         self.head = modules[head]
         self.features: Tensor | None = None
-        self.lease: weakref.ref[recomputing.Lease] | None = None
+        self.lease: weakref.ref[layers.Lease] | None = None
         self._widens = options.precision == "bf16"
         self.head.register_forward_pre_hook(self._keep_features, with_kwargs=True)
         self.norms = BatchNorms(self.module, options)
@@ -57,23 +56,25 @@ class Replica:
                     self.places.append((module._parameters, key, name, convert))
                 elif convert is not None:
                     # By place, not by name: a tied tensor may be needed in two precisions.
-                    narrow = options.frozen(f"{path}.{key}", parameter.data, convert)
-                    module._parameters[key] = nn.Parameter(narrow, requires_grad=False)
+                    place = f"{path}.{key}"
+                    if place not in options.frozen:
+                        options.frozen[place] = convert(parameter.data)
+                    module._parameters[key] = nn.Parameter(options.frozen[place], requires_grad=False)
         self._set_up(modules, options)
 
-    def _adapts(self, layer: nn.Module) -> bool:
-        return layer is self.head or any(own is layer._parameters for own, *_ in self.places)
-
     def _set_up(self, modules: Mapping[str, nn.Module], options: RunOptions) -> None:
-        self.first = FirstLayer(self.module, self._adapts, options.compile)
-        self.in_place = InPlace(self.module, options.compile)
+        adapting = [self.head._parameters, *(own for own, *_ in self.places)]
+        self.first = layers.FirstLayer(
+            self.module, lambda layer: any(own is layer._parameters for own in adapting), options.compile
+        )
+        self.in_place = layers.in_place(self.module, options.compile)
         if self._widens:
             precision.without_autocast(self.head, options.device)
         if options.quick and not options.compile:
             for norm in self.norms.layers:
                 moments.quicken(norm) if options.reorders else precision.straight(norm)
         for name in options.blocks:
-            recomputing.recompute(modules[name], lambda: None if self.lease is None else self.lease())
+            layers.recompute(modules[name], lambda: None if self.lease is None else self.lease())
         compiles = options.compile
         self.run: Callable[..., Any] = torch.compile(self.module, dynamic=False) if compiles else self.module
 
@@ -83,11 +84,6 @@ class Replica:
             kwargs = {name: precision.widen(value) for name, value in kwargs.items()}
         self.features = args[0] if args else next(iter(kwargs.values()))
         return args, kwargs
-
-    def bind(self, tensors: Mapping[str, Tensor]) -> None:
-        """Let the adapted tensors take these values."""
-        for parameters, key, name, convert in self.places:
-            parameters[key] = tensors[name] if convert is None else convert(tensors[name])
 
 
 class Replicas:
@@ -100,15 +96,57 @@ class Replicas:
         self._lock = threading.RLock()
 
     @contextlib.contextmanager
-    def take(self) -> Iterator[Replica]:
-        """A replica that nobody else uses until the end of this."""
+    def take(self, tensors: Mapping[str, Tensor]) -> Iterator[Replica]:
+        """A replica whose adapted tensors take these values, and that nobody else uses until the end of this."""
         with self._lock:
             replica = self.free.pop() if self.free else None
         if replica is None:
             replica = self.make()
         try:
+            for parameters, key, name, convert in replica.places:
+                parameters[key] = tensors[name] if convert is None else convert(tensors[name])
             yield replica
         finally:
             replica.features = None
             with self._lock:
                 self.free.append(replica)
+
+
+def copy_structure(model: nn.Module) -> nn.Module:
+    """A copy of the module tree that shares every tensor with it.
+
+    Parameters are seen through detached twins, which use the same memory but never collect a gradient.
+    """
+    shared: dict[int, Any] = {
+        id(t): nn.Parameter(t.detach(), requires_grad=False) if isinstance(t, nn.Parameter) else t
+        for module in model.modules()
+        for t in _tensors(vars(module))
+    }
+    return _copied(model, shared)
+
+
+def copy_whole(model: nn.Module) -> nn.Module:
+    """A copy of the module with tensors of its own; those that a forward left in it are cut loose from their graph."""
+    tensors = [tensor for module in model.modules() for tensor in _tensors(vars(module))]
+    return _copied(model, {id(t): t.detach().clone() for t in tensors if not t.is_leaf})
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    """The tensors that a module keeps in its attributes."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item)
+
+
+def _copied(model: nn.Module, known: dict[int, Any]) -> nn.Module:
+    try:
+        return copy.deepcopy(model, known)
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, RuntimeError) as error:
+        raise errors.BadConfig(
+            f"the model cannot be copied: {error}. Keep what cannot be (locks, open files, …) out of the module, or "
+            "give it a __deepcopy__"
+        ) from error

@@ -28,7 +28,6 @@ from wise_atta.serve.learner import Learner
 from wise_atta.serve.ledger import Charge, Learned, Ledger, Notice, Question, Reply as AnswerRow
 from wise_atta.serve.state import Audit, Event, Outcome, State, best_guesses, pack, rooms, unpack
 from wise_atta.serve.uploads import UploadReader
-from wise_atta.who.query import pack_query
 
 T = TypeVar("T")
 # How many waiting batches keep their pixels.
@@ -473,7 +472,7 @@ def record(session: Session, stream: str, outcomes: Sequence[Outcome]) -> None:
                 "guesses": [list(pair) for pair in item.guesses],
                 "picture_kind": item.kind,
                 "picture": item.data,
-                "query": None if item.query is None else pack(pack_query(item.query)),
+                "query": None if item.query is None else pack(item.query.pack()),
             }
             for rank, item in enumerate(outcome.asked)
         ]

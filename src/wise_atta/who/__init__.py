@@ -13,17 +13,16 @@ order in which nothing that somebody looked at is returned, and nothing that was
 ...     new = questions.answer(annotator_.answers(now, last=questions.closing(now)))
 ...     questions.show(annotator_.shown(now))
 ...     returned = questions.give_up(questions.closing(now))
-...     questions.learned(item.id for item in questions.pending)
+...     questions.close(item.id for item in questions.pending)
 >>> questions.counts
 Counts(asked=5, shown=5, answered=3, learned=3, cant_tell=0, expired=0, stale=0)
 """
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Final
 
-from wise_atta import errors
+from wise_atta.part import make
 from wise_atta.who.annotators import (
     Annotator as Annotator,
     Callback as Callback,
@@ -69,14 +68,6 @@ def annotator(name: str, **options: Any) -> Annotator:
     Noisy(Oracle(1 samples), rate=0.1, classes=10, seed=0)
     >>> annotator("inbox", size=3)
     Traceback (most recent call last):
-    wise_atta.errors.BadConfig: annotator 'inbox': got an unexpected keyword argument 'size'. It takes: remember
+    wise_atta.errors.BadConfig: annotator 'inbox': got an unexpected keyword argument 'size'. It takes remember
     """
-    if name not in ANNOTATORS:
-        raise errors.unknown("annotator", name, ANNOTATORS)
-    kind = ANNOTATORS[name]
-    takes = inspect.signature(kind)
-    try:
-        takes.bind(**options)
-    except TypeError as error:
-        raise errors.BadConfig(f"annotator {name!r}: {error}. It takes: {', '.join(takes.parameters)}") from None
-    return kind(**options)
+    return make("annotator", ANNOTATORS, name, options)

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from wise_atta import errors
 from wise_atta.stream import Inputs, tree_map
-from wise_atta.who.query import (
-    Answer,
-    AnswerLike,
-    Query,
-    as_batch,
-    loading,
-    pack_answer,
-    pack_query,
-    read,
-    unpack_answer,
-    unpack_query,
-)
+from wise_atta.who.query import Answer, AnswerLike, Query, as_batch, loading, read
 
 
 class Annotator(ABC):
@@ -66,32 +56,86 @@ class Annotator(ABC):
         """Forget all questions."""
 
 
-def check_kind(state: Mapping[str, Any], owner: Annotator) -> None:
-    """Raise `StateMismatch` if a saved state is another annotator's."""
-    kind = type(owner).__name__
-    with loading(kind):
-        found = state["kind"]
-    if found != kind:
-        raise errors.StateMismatch(
-            f"the state is of the annotator {found!r}, this one is {kind!r}: attach the same one"
-        )
+# How a quantity is packed to be saved, and unpacked; what is empty is unpacked from {}.
+Packing: TypeAlias = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+QUESTIONS: Packing = (
+    lambda queries: [query.pack() for query in queries.values()],
+    lambda state: {item["id"]: Query.unpack(item) for item in state},
+)
+ANSWERS: Packing = (
+    lambda answers: {name: answer.pack() for name, answer in answers.items()},
+    lambda state: {name: Answer.unpack(item) for name, item in state.items()},
+)
 
 
-class Direct(Annotator):
-    """An annotator that looks at every question when `answers` is called. A subclass says what its `reply` is."""
+class Keeping(Annotator):
+    """An annotator that names the quantities that it keeps; they are saved, loaded and forgotten here."""
+
+    # Taken wherever they change. Annotators that other threads use have a real one.
+    _lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+
+    def _kept(self) -> dict[str, Packing]:
+        """The quantities by their names in a state; that of the attribute has an underscore before it."""
+        return {}
+
+    def _unpacked(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes that a saved state holds. Raises `StateMismatch` if it is another annotator's."""
+        own = type(self).__name__
+        with loading(own):
+            kind = state["kind"]
+            if kind != own:
+                raise errors.StateMismatch(
+                    f"the state is of the annotator {kind!r}, this one is {own!r}: attach the same one"
+                )
+            # Earlier releases kept no answers for the next call.
+            state = {"ready": {}, **state}
+            return {f"_{name}": unpack(state[name]) for name, (_, unpack) in self._kept().items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        with self._lock:
+            packed = {name: pack(getattr(self, f"_{name}")) for name, (pack, _) in self._kept().items()}
+            return {"kind": type(self).__name__, **packed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        values = self._unpacked(state)
+        with self._lock:
+            vars(self).update(values)
+
+    def reset(self) -> None:
+        with self._lock:
+            vars(self).update({f"_{name}": unpack({}) for name, (_, unpack) in self._kept().items()})
+
+
+class Waiting(Keeping):
+    """An annotator with whom questions wait until they are answered."""
+
+    _questions: dict[str, Query]
+    _seen: dict[str, None]  # of the questions above, in the order in which they were first looked at
+    _news: list[str]  # looked at, and not yet told by `shown`
+    _ready: dict[str, Answer]  # decided, and not yet given by `answers`
 
     def __init__(self) -> None:
-        self._questions: dict[str, Query] = {}
-        self._seen: list[str] = []  # of the questions above: looked at before, and not decided
-        self._news: list[str] = []  # looked at, and not yet told by `shown`
-        self._ready: dict[str, Answer] = {}  # decided in a call of `answers` that then failed
+        Keeping.reset(self)
+
+    def ask(self, queries: Sequence[Query], now: int) -> None:
+        with self._lock:
+            self._questions |= {query.id: query for query in queries}
+
+    def shown(self, now: int) -> list[str]:
+        with self._lock:
+            news, self._news = self._news, []
+            return news
+
+    def _kept(self) -> dict[str, Packing]:
+        return {"questions": QUESTIONS, "seen": (list, dict.fromkeys), "news": (list, list), "ready": ANSWERS}
+
+
+class Direct(Waiting):
+    """An annotator that looks at every question when `answers` is called. A subclass says what its `reply` is."""
 
     @abstractmethod
     def reply(self, query: Query) -> AnswerLike:
         """The answer; after None or `SKIP` the question is asked again whenever `answers` is called."""
-
-    def ask(self, queries: Sequence[Query], now: int) -> None:
-        self._questions |= {query.id: query for query in queries}
 
     def answers(self, now: int, last: Collection[str] = ()) -> dict[str, Answer]:
         replies = {name: self._ready.get(name) or self._reply(query, last) for name, query in self._questions.items()}
@@ -99,7 +143,7 @@ class Direct(Annotator):
         self._news += [name for name in replies if name not in self._seen]
         undecided = [name for name, answer in replies.items() if not answer.decides and name not in last]
         self._questions = {name: self._questions[name] for name in undecided}
-        self._seen = list(self._questions)
+        self._seen = dict.fromkeys(self._questions)
         return {name: answer for name, answer in replies.items() if answer.decides}
 
     def _reply(self, query: Query, last: Collection[str]) -> Answer:
@@ -118,30 +162,6 @@ class Direct(Annotator):
             # Kept in case that the next question's reply fails: nobody is to be asked twice.
             self._ready[query.id] = answer
         return answer
-
-    def shown(self, now: int) -> list[str]:
-        news, self._news = self._news, []
-        return news
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "kind": type(self).__name__,
-            "questions": [pack_query(query) for query in self._questions.values()],
-            "seen": list(self._seen),
-            "news": list(self._news),
-            "ready": {name: pack_answer(answer) for name, answer in self._ready.items()},
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_kind(state, self)
-        with loading(type(self).__name__):
-            questions = {item["id"]: unpack_query(item) for item in state["questions"]}
-            seen, news = list(state["seen"]), list(state["news"])
-            ready = {name: unpack_answer(item) for name, item in state.get("ready", {}).items()}
-        self._questions, self._seen, self._news, self._ready = questions, seen, news, ready
-
-    def reset(self) -> None:
-        Direct.__init__(self)
 
 
 class Oracle(Direct):
@@ -245,8 +265,8 @@ class Teacher(Direct):
             out = self._forward(as_batch(query))
         logits = getattr(out, "logits", out)
         if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != 1:
-            found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise errors.BadInput(f"the teacher must give logits [1, C] for one sample, not {found}")
+            shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise errors.BadInput(f"the teacher must give logits [1, C] for one sample, not {shape}")
         if logits.shape[1] != query.classes:
             raise errors.BadConfig(
                 f"the teacher has {logits.shape[1]} classes and the student {query.classes}: "

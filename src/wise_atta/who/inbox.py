@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 from wise_atta import errors
-from wise_atta.who.annotators import Annotator, check_kind
-from wise_atta.who.query import (
-    Answer,
-    AnswerLike,
-    Query,
-    loading,
-    pack_answer,
-    pack_label,
-    pack_query,
-    read,
-    to_answer,
-    unpack_answer,
-    unpack_query,
-)
+from wise_atta.who.annotators import Packing, Waiting
+from wise_atta.who.query import Answer, AnswerLike, Query, read
 from wise_atta.who.questions import Closed, settle
 
 
-class Inbox(Annotator):
+class Inbox(Waiting):
     """Questions for people. Every method may be called from any thread.
 
     The adapter uses the verbs of an annotator; whatever shows questions to people uses `waiting`, `open`, `show` and
@@ -48,16 +37,18 @@ class Inbox(Annotator):
     ({'7-0': Answer(label=3, by=None, weight=1.0)}, ['7-0'])
     """
 
+    _closed: Closed
+
     def __init__(self, remember: int = 10_000) -> None:
-        self._lock = threading.Lock()
-        self._questions: dict[str, Query] = {}
-        self._seen: dict[str, None] = {}  # of the questions above, in the order in which they were first shown
-        self._news: list[str] = []  # shown, and not yet told by `shown`
-        self._ready: dict[str, Answer] = {}
-        self._closed = Closed(remember)
+        self.remember = remember
+        self._lock = threading.RLock()
+        super().__init__()
 
     def __repr__(self) -> str:
-        return f"Inbox(remember={self._closed.remember})"
+        return f"Inbox(remember={self.remember})"
+
+    def _kept(self) -> dict[str, Packing]:
+        return super()._kept() | {"closed": (dict, partial(Closed, self.remember))}
 
     def waiting(self) -> list[str]:
         """The ids of the questions that have no answer, oldest first. Does not count as showing them."""
@@ -87,21 +78,16 @@ class Inbox(Annotator):
             if query is None:
                 if query_id not in self._closed:
                     raise self._unknown(query_id)
-                settle(query_id, self._closed[query_id], to_answer(answer))
+                settle(query_id, self._closed[query_id], read(answer, query_id))
                 return
-            given = read(answer, query_id, query.classes)
-            if given.label is not None:
+            answer = read(answer, query_id, query.classes)
+            if answer.label is not None:
                 self._mark(query_id)
-            if given.decides:
+            if answer.decides:
                 self._drop(query_id)
-                self._ready[query_id] = given
-                end = pack_label(given.label)
-                assert end is not None, "None decides nothing"
-                self._closed.add(query_id, end)
-
-    def ask(self, queries: Sequence[Query], now: int) -> None:
-        with self._lock:
-            self._questions |= {query.id: query for query in queries}
+                self._ready[query_id] = answer
+                assert answer.end is not None, "None decides nothing"
+                self._closed.add(query_id, answer.end)
 
     def answers(self, now: int, last: Collection[str] = ()) -> dict[str, Answer]:
         with self._lock:
@@ -110,41 +96,9 @@ class Inbox(Annotator):
             ready, self._ready = self._ready, {}
             return ready
 
-    def shown(self, now: int) -> list[str]:
-        with self._lock:
-            news, self._news = self._news, []
-            return news
-
-    def state_dict(self) -> dict[str, Any]:
-        with self._lock:
-            return {
-                "kind": type(self).__name__,
-                "questions": [pack_query(query) for query in self._questions.values()],
-                "seen": list(self._seen),
-                "news": list(self._news),
-                "ready": {name: pack_answer(answer) for name, answer in self._ready.items()},
-                "closed": dict(self._closed),
-            }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_kind(state, self)
-        with loading(type(self).__name__):
-            questions = {item["id"]: unpack_query(item) for item in state["questions"]}
-            seen, news = dict.fromkeys(state["seen"]), list(state["news"])
-            ready = {name: unpack_answer(item) for name, item in state["ready"].items()}
-            closed = Closed(self._closed.remember, state["closed"])
-        with self._lock:
-            self._questions, self._seen, self._news = questions, seen, news
-            self._ready, self._closed = ready, closed
-
-    def reset(self) -> None:
-        with self._lock:
-            self._questions, self._seen, self._news, self._ready = {}, {}, [], {}
-            self._closed = Closed(self._closed.remember)
-
     def __getstate__(self) -> dict[str, Any]:
         # A lock cannot be pickled, and the rest must be copied while it is held.
-        return {"remember": self._closed.remember, "state": self.state_dict()}
+        return {"remember": self.remember, "state": self.state_dict()}
 
     def __setstate__(self, pickled: dict[str, Any]) -> None:
         Inbox.__init__(self, pickled["remember"])

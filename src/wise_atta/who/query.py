@@ -63,45 +63,48 @@ class Answer:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "label", _label(self.label))
+        raw: Any = self.label
+        if isinstance(raw, Tensor):
+            whole = raw.dim() == 0 and not (raw.is_floating_point() or raw.is_complex() or raw.dtype == torch.bool)
+        else:
+            # True == 1, yet whoever answers True to "which class?" misread the question.
+            whole = isinstance(raw, int | np.integer) and not isinstance(raw, bool)
+        if not (whole or raw is None or isinstance(raw, Verdict)):
+            raise errors.BadLabel(
+                f"{raw!r} ({type(raw).__name__}) is no answer: "
+                "give a class as an integer, an Answer, CANT_TELL, SKIP, or None"
+            )
         if not (isinstance(self.weight, int | float | np.number) and 0 < self.weight < math.inf):
             raise errors.BadConfig(f"the weight of an answer must be a finite number above 0, not {self.weight!r}")
-        object.__setattr__(self, "weight", float(self.weight))
+        vars(self).update(label=int(raw) if whole else raw, weight=float(self.weight))
 
     @property
     def decides(self) -> bool:
         """Whether this closes the question: a class or "can't tell"."""
         return self.label is not None and self.label is not SKIP
 
+    @property
+    def end(self) -> int | str | None:
+        """The label as it is saved."""
+        return self.label.value if isinstance(self.label, Verdict) else self.label
+
+    def pack(self) -> dict[str, Any]:
+        """What is saved of it."""
+        return {"label": self.end, "by": self.by, "weight": self.weight}
+
+    @classmethod
+    def unpack(cls, state: Mapping[str, Any]) -> Answer:
+        """The answer that was saved."""
+        label = state["label"]
+        return cls(Verdict(label) if isinstance(label, str) else label, state["by"], state["weight"])
+
 
 # An answer as people and programs give it.
 AnswerLike: TypeAlias = int | np.integer[Any] | Tensor | Answer | Verdict | None
 
 
-def _label(raw: object) -> int | Verdict | None:
-    if raw is None or isinstance(raw, Verdict):
-        return raw
-    # True == 1, yet whoever answers True to "which class?" misread the question.
-    if isinstance(raw, int | np.integer) and not isinstance(raw, bool):
-        return int(raw)
-    if (
-        isinstance(raw, Tensor)
-        and raw.dim() == 0
-        and not (raw.is_floating_point() or raw.is_complex() or raw.dtype == torch.bool)
-    ):
-        return int(raw)
-    raise errors.BadLabel(
-        f"{raw!r} ({type(raw).__name__}) is no answer: give a class as an integer, an Answer, CANT_TELL, SKIP, or None"
-    )
-
-
-def to_answer(raw: AnswerLike) -> Answer:
-    """An answer as people and programs give it, as an `Answer`."""
-    return raw if isinstance(raw, Answer) else Answer(_label(raw))
-
-
-def read(raw: AnswerLike, query_id: str, classes: int) -> Answer:
-    """The same, checked against the number of classes of a question.
+def read(raw: AnswerLike, query_id: str, classes: int | None = None) -> Answer:
+    """An answer as people and programs give it, checked against the number of classes, where that is known.
 
     >>> read(2, "7-0", classes=3)
     Answer(label=2, by=None, weight=1.0)
@@ -110,10 +113,10 @@ def read(raw: AnswerLike, query_id: str, classes: int) -> Answer:
     wise_atta.errors.BadLabel: label 3 for question '7-0' is not a class of the model: give 0 to 2
     """
     try:
-        answer = to_answer(raw)
+        answer = raw if isinstance(raw, Answer) else Answer(raw)  # type: ignore[arg-type]  # becomes an int of Python
     except errors.BadLabel as error:
         raise errors.BadLabel(f"question {query_id!r}: {error}") from None
-    if isinstance(answer.label, int) and not 0 <= answer.label < classes:
+    if classes is not None and isinstance(answer.label, int) and not 0 <= answer.label < classes:
         raise errors.BadLabel(
             f"label {answer.label} for question {query_id!r} is not a class of the model: give 0 to {classes - 1}"
         )
@@ -143,6 +146,11 @@ class Query:
         The sample without a batch dimension; `as_batch` puts it back.
     audit
         Whether the answer serves to measure the model rather than to teach it.
+
+    Attributes
+    ----------
+    classes
+        C, how many there are.
     """
 
     id: str
@@ -154,15 +162,16 @@ class Query:
     asked_at: int
     input: Inputs = field(repr=False)
     audit: bool = False
+    classes: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.logits.dim() != 1:
             raise errors.BadInput(f"question {self.id!r}: logits must be [C], not {list(self.logits.shape)}")
         own = self.__dict__
-        own["sample_id"] = plain(self.sample_id, "sample_id", owned)
-        own["meta"] = plain(self.meta, "meta", owned)
-        own["_classes"] = len(self.logits)
-        own["logits"], own["input"] = taken(self.logits), tree_map(taken, self.input)
+        own["classes"] = len(self.logits)
+        for name in ("sample_id", "meta"):
+            own[name] = plain(own[name], name, lambda tensor: owned(tensor, "cpu"))
+        own["logits"], own["input"] = owned(self.logits), tree_map(owned, self.input)
         tensors = leaves((self.logits, self.input))
         if not all(map(on_host, tensors)):
             own["_away"] = own.pop("logits"), own.pop("input"), host.working(tensors)
@@ -176,7 +185,7 @@ class Query:
             if stream is not None:
                 # Whoever looks may be on another one, which does not wait for the copies to be made.
                 stream.synchronize()
-            own["logits"], own["input"] = owned(logits), tree_map(owned, inputs)
+            own["logits"], own["input"] = to_host(logits), tree_map(to_host, inputs)
             own.pop("_away", None)
 
     if not TYPE_CHECKING:
@@ -213,9 +222,17 @@ class Query:
             audit=audit,
         )
 
-    @property
-    def classes(self) -> int:
-        return int(self.__dict__["_classes"])
+    def pack(self) -> dict[str, Any]:
+        """What is saved of it, its tensors included."""
+        return {item.name: getattr(self, item.name) for item in fields(Query) if item.init}
+
+    @classmethod
+    def unpack(cls, state: Mapping[str, Any]) -> Query:
+        """The question that was saved, with tensors of its own."""
+        query = cls(**{item.name: state[item.name] for item in fields(Query) if item.init})
+        # A state that was read onto an accelerator: nobody may look at its questions for long.
+        query.fetch()
+        return query
 
 
 def as_batch(query: Query) -> Inputs:
@@ -227,16 +244,16 @@ def on_host(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
 
 
-def taken(tensor: Tensor) -> Tensor:
-    """A copy of one's own, on the tensor's device."""
-    return owned(tensor) if on_host(tensor) else tensor.detach().clone()
-
-
-def owned(tensor: Tensor) -> Tensor:
-    """A copy of one's own on the CPU."""
+def owned(tensor: Tensor, device: torch.device | str | None = None) -> Tensor:
+    """A copy of one's own, on a device or where the tensor is."""
     # Made in inference mode, the copy could never take part in the forward that learns from a late label.
     with torch.inference_mode(False), torch.no_grad():
-        return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
+        return tensor.to(device or tensor.device, copy=True, memory_format=torch.contiguous_format)
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """The tensor on the CPU: itself where it is there, or else a copy."""
+    return tensor if on_host(tensor) else owned(tensor, "cpu")
 
 
 def plain(value: Any, where: str, tensor: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> Any:
@@ -281,32 +298,3 @@ def loading(what: str) -> Iterator[None]:
         yield
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise errors.StateMismatch(f"this is not a state of {what}, or it is damaged: {error!r}") from error
-
-
-def pack_label(label: int | Verdict | None) -> int | str | None:
-    """A label as it is saved."""
-    return label.value if isinstance(label, Verdict) else label
-
-
-def pack_answer(answer: Answer) -> dict[str, Any]:
-    """An answer as it is saved."""
-    return {"label": pack_label(answer.label), "by": answer.by, "weight": answer.weight}
-
-
-def unpack_answer(state: Mapping[str, Any]) -> Answer:
-    """The answer that `pack_answer` saved."""
-    label = state["label"]
-    return Answer(Verdict(label) if isinstance(label, str) else label, state["by"], state["weight"])
-
-
-def pack_query(query: Query) -> dict[str, Any]:
-    """A question as it is saved, its tensors included."""
-    return {item.name: getattr(query, item.name) for item in fields(Query)}
-
-
-def unpack_query(state: Mapping[str, Any]) -> Query:
-    """The question that `pack_query` saved, with tensors of its own."""
-    query = Query(**{item.name: state[item.name] for item in fields(Query)})
-    # A state that was read onto an accelerator: nobody may look at its questions for long.
-    query.fetch()
-    return query

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from torch import Tensor
@@ -12,23 +12,7 @@ from torch import Tensor
 from wise_atta import errors
 from wise_atta.stream import Batch
 from wise_atta.who.annotators import Annotator
-from wise_atta.who.query import (
-    CANT_TELL,
-    Answer,
-    AnswerLike,
-    Query,
-    loading,
-    on_host,
-    owned,
-    pack_answer,
-    pack_label,
-    pack_query,
-    plain,
-    read,
-    taken,
-    unpack_answer,
-    unpack_query,
-)
+from wise_atta.who.query import CANT_TELL, SKIP, Answer, AnswerLike, Query, loading, owned, plain, read, to_host
 
 Context: TypeAlias = Literal["own", "current", "source"]
 
@@ -36,6 +20,7 @@ _EXPIRED = "expired"
 # Late labels that are learned with one batch, each by a forward and a graph of its own; the others wait for the next.
 _LATE = 8
 _NOT_YET = Answer(None)
+_NONE: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -81,20 +66,36 @@ class Asked:
         """How many batches old the label is at a batch; learned again, it is as old as it was the first time."""
         return number - self.query.batch if self.age is None else self.age
 
+    def pack(self) -> dict[str, Any]:
+        """What is saved of it."""
+        packed = {"query": self.query.pack(), "context": self.context}
+        if self.answer is _NOT_YET:
+            return packed | {"shown": self.shown}
+        return packed | {"answer": self.answer.pack(), "age": self.age}
+
+    @classmethod
+    def unpack(cls, state: Mapping[str, Any]) -> Asked:
+        """The question that was saved; earlier releases kept no ages."""
+        return cls(
+            Query.unpack(state["query"]),
+            plain(state["context"], "context", to_host),
+            state.get("shown", True),
+            Answer.unpack(state["answer"]) if "answer" in state else _NOT_YET,
+            state.get("age"),
+        )
+
 
 class Closed(dict[str, int | str]):
     """How the latest questions ended: id → the answer. `ages` is how old a label was learned. The oldest go first."""
 
-    def __init__(
-        self, remember: int, ends: Mapping[str, int | str] | None = None, ages: Mapping[str, int] | None = None
-    ):
+    def __init__(self, remember: int, ends: Mapping[str, int | str] = _NONE, ages: Mapping[str, int] = _NONE) -> None:
         super().__init__()
         if remember < 0:
             raise errors.BadConfig(f"remember must be 0 or more, not {remember}")
         self.remember = remember
         self.ages: dict[str, int] = {}
-        for query_id, end in (ends or {}).items():
-            self.add(query_id, end, (ages or {}).get(query_id))
+        for query_id, end in ends.items():
+            self.add(query_id, end, ages.get(query_id))
 
     def add(self, query_id: str, end: int | str, age: int | None = None) -> None:
         self[query_id] = end
@@ -104,10 +105,6 @@ class Closed(dict[str, int | str]):
             oldest = next(iter(self))
             del self[oldest]
             self.ages.pop(oldest, None)
-
-
-def _to_host(tensor: Tensor) -> Tensor:
-    return tensor if on_host(tensor) else owned(tensor)
 
 
 def _expired(query_id: str) -> errors.UnknownQuery:
@@ -120,12 +117,13 @@ def settle(query_id: str, end: int | str, answer: Answer) -> None:
         return
     if end == _EXPIRED:
         raise _expired(query_id)
-    if end != pack_label(answer.label):
+    if end != answer.end:
         raise errors.Conflict(
-            f"question {query_id!r} was answered {end!r} and now {pack_label(answer.label)!r}: the first answer stands"
+            f"question {query_id!r} was answered {end!r} and now {answer.end!r}: the first answer stands"
         )
 
 
+@dataclass(eq=False)
 class Questions:
     """Every question from the moment it is asked until its label is learned, and whoever answers.
 
@@ -164,60 +162,47 @@ class Questions:
     [0]
     >>> questions.answer({"1-2": 0})  # the same again changes nothing
     []
-    >>> questions.learned(["1-2"])
+    >>> questions.close(["1-2"])
     >>> questions.counts
     Counts(asked=1, shown=1, answered=1, learned=1, cant_tell=0, expired=0, stale=0)
     """
 
-    def __init__(
-        self,
-        classes: int | None = None,
-        expires_after: int | None = None,
-        remember: int = 10_000,
-        *,
-        annotator: Annotator | None = None,
-        context: Context = "own",
-        late_weight: float | None = None,
-        late_limit: int | None = None,
-    ) -> None:
-        if classes is not None and classes < 1:
-            raise errors.BadConfig(f"classes must be 1 or more, not {classes}")
-        if context not in get_args(Context):
-            raise errors.unknown("context", context, get_args(Context))
-        if late_weight is not None and not 0 < late_weight < math.inf:
-            raise errors.BadConfig(f"late_weight must be None or an age above 0 batches, not {late_weight}")
-        for name, batches in (("late_limit", late_limit), ("expires_after", expires_after)):
-            if batches is not None and batches < 0:
+    classes: int | None = None
+    expires_after: int | None = None
+    remember: int = 10_000
+    _: KW_ONLY
+    annotator: Annotator | None = None
+    context: Context = "own"
+    late_weight: float | None = None
+    late_limit: int | None = None
+    # Whether a teacher of the method's own answers in `learn`, when it is time, and what one label of it costs.
+    taught: bool = field(default=False, init=False)
+    _teacher_cost: int | None = field(default=None, init=False)
+    _return: Callable[[int], None] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if self.classes is not None and self.classes < 1:
+            raise errors.BadConfig(f"classes must be 1 or more, not {self.classes}")
+        if self.context not in get_args(Context):
+            raise errors.unknown("context", self.context, get_args(Context))
+        if self.late_weight is not None and not 0 < self.late_weight < math.inf:
+            raise errors.BadConfig(f"late_weight must be None or an age above 0 batches, not {self.late_weight}")
+        for name in ("late_limit", "expires_after"):
+            if (batches := getattr(self, name)) is not None and batches < 0:
                 raise errors.BadConfig(f"{name} must be None or 0 batches or more, not {batches}")
-        if annotator is not None and not isinstance(annotator, Annotator):
+        if not (self.annotator is None or isinstance(self.annotator, Annotator)):
             raise errors.BadConfig(
-                f"annotator={annotator!r} is no annotator: wrap a function (question → answer) in who.Callback"
+                f"annotator={self.annotator!r} is no annotator: wrap a function (question → answer) in who.Callback"
             )
-        self.classes = classes
-        self.expires_after = expires_after
-        self.annotator = annotator
-        self.context: Context = context
-        self.late_weight = late_weight
-        self.late_limit = late_limit
-        self.taught = False
-        self._teacher_cost: int | None = None
-        self._open: dict[str, Asked] = {}
-        self._pending: dict[str, Asked] = {}
-        self._closed = Closed(remember)
-        self._counts = asdict(Counts())
-        self._fresh: list[str] = []
-        self._return: Callable[[int], None] | None = None
+        self.forget()
 
     def start(self, refund: Callable[[int], None], teacher_cost: int | None) -> None:
         """Serve an adapter: labels return to its account; `teacher_cost` is that of a label of its own teacher."""
-        self._return = refund
-        self._teacher_cost = teacher_cost
-        # A teacher of the method's own answers in `learn`, when it is time.
-        self.taught = teacher_cost is not None
+        self._return, self._teacher_cost, self.taught = refund, teacher_cost, teacher_cost is not None
 
     def __repr__(self) -> str:
         return (
-            f"Questions(classes={self.classes}, expires_after={self.expires_after}, remember={self._closed.remember})"
+            f"Questions(classes={self.classes}, expires_after={self.expires_after}, remember={self.remember})"
             f"  # {len(self._open)} open, {len(self._pending)} pending"
         )
 
@@ -263,7 +248,7 @@ class Questions:
         """
         new: dict[str, Asked] = {}
         classes = self.classes
-        own = plain(context, "the context of a question", taken) if queries else None
+        own = plain(context, "the context of a question", owned) if queries else None
         for query in queries:
             classes = query.classes if classes is None else classes
             if query.id in new or self._knows(query.id):
@@ -285,9 +270,9 @@ class Questions:
             if (item := self._open.get(query_id) or self._pending.get(query_id)) is not None:
                 item.query.fetch()
                 if id(item.context) not in moved:
-                    moved[id(item.context)] = plain(item.context, "context", _to_host)
+                    moved[id(item.context)] = plain(item.context, "context", to_host)
                 item.context = moved[id(item.context)]
-        self._fresh = []
+        self._fresh.clear()
 
     def hand_over(self, queries: Sequence[Query], now: int) -> None:
         """Give the annotator new questions. Where that fails nobody has them: no label is spent."""
@@ -309,8 +294,9 @@ class Questions:
         for query_id in ids:
             if not self._knows(query_id):
                 raise self._unknown(query_id)
-        for query_id in ids:
-            self._show(query_id)
+        for item in filter(None, map(self._open.get, ids)):
+            self._counts["shown"] += not item.shown
+            item.shown = True
 
     # -- answered -------------------------------------------------------------------------------------------------
 
@@ -324,7 +310,6 @@ class Questions:
         for query_id, raw in answers.items():
             if not self._knows(query_id):
                 raise self._unknown(query_id)
-            assert self.classes is not None, "a question is known, and has classes"
             answer = read(raw, query_id, self.classes)
             if query_id in self._pending:
                 settle(query_id, self._pending[query_id].label, answer)
@@ -343,16 +328,18 @@ class Questions:
         return self._record(self.read(answers))
 
     def _record(self, answers: Mapping[str, Answer]) -> list[Asked]:
-        new = self._labelled(answers)
+        new = []
         for query_id, answer in answers.items():
-            self._show(query_id)
+            item = self._open[query_id] if answer.label is SKIP else self._open.pop(query_id)
+            self._counts["shown"] += not item.shown
+            item.shown = True
             if answer.label is CANT_TELL:
-                del self._open[query_id]
                 self._closed.add(query_id, CANT_TELL.value)
                 self._counts["cant_tell"] += 1
-        for item in new:
-            del self._open[item.id]
-            self._pending[item.id] = item
+            elif answer.label is not SKIP:
+                item.answer = answer
+                self._pending[query_id] = item
+                new.append(item)
         self._counts["answered"] += len(new)
         return new
 
@@ -377,7 +364,8 @@ class Questions:
 
     def due(self, new: Mapping[str, Answer], number: int, now: int) -> tuple[list[Asked], list[str]]:
         """The labels to learn with batch `number`, and the ids of those that came too late for it."""
-        answered = [*self._pending.values(), *self._labelled(new)]
+        labelled = [name for name, answer in new.items() if isinstance(answer.label, int)]
+        answered = [*self._pending.values(), *(replace(self._open[name], answer=new[name]) for name in labelled)]
         limit = math.inf if self.late_limit is None else self.late_limit
         late = [item for item in answered if item.query.batch != number]
         stale = [item.id for item in late if item.age_at(now) > limit]
@@ -390,18 +378,13 @@ class Questions:
         """What a late label counts: less, the older it is."""
         return item.answer.weight / (1 if self.late_weight is None else 1 + item.age_at(now) / self.late_weight)
 
-    def learned(self, ids: Iterable[str], number: int | None = None) -> None:
-        """The labels of these pending questions have been learned; only their labels are remembered from now on.
+    def close(
+        self, ids: Iterable[str], end: Literal["learned", "stale"] = "learned", number: int | None = None
+    ) -> None:
+        """The labels of these pending questions have been learned, or came too late; only the labels are remembered.
 
         With the number of the batch that they were learned with, so is how old they were.
         """
-        self._close(ids, "learned", number)
-
-    def dismiss(self, ids: Iterable[str]) -> None:
-        """The labels of these pending questions came too late and will not be learned."""
-        self._close(ids, "stale")
-
-    def _close(self, ids: Iterable[str], end: str, number: int | None = None) -> None:
         ids = list(ids)
         if len(set(ids)) != len(ids):
             raise errors.AlreadyLearned(f"an id is there twice in {ids}: learn every label once")
@@ -428,9 +411,9 @@ class Questions:
         """
         if answers:
             self._record(answers)
-        self._close(learned, "learned", now)
+        self.close(learned, "learned", now)
         if stale:
-            self.dismiss(stale)
+            self.close(stale, "stale")
         expired = [] if self.expires_after is None else self.closing(number)
         if expired:
             self.give_up(expired)
@@ -463,8 +446,10 @@ class Questions:
 
     def forget(self) -> None:
         """Forget every question, counts included."""
-        self._open, self._pending, self._fresh = {}, {}, []
-        self._closed = Closed(self._closed.remember)
+        self._open: dict[str, Asked] = {}
+        self._pending: dict[str, Asked] = {}
+        self._fresh: list[str] = []
+        self._closed = Closed(self.remember)
         self._counts = asdict(Counts())
 
     def reset(self) -> None:
@@ -479,19 +464,8 @@ class Questions:
         return {
             "classes": self.classes,
             "counts": dict(self._counts),
-            "open": [
-                {"query": pack_query(item.query), "context": item.context, "shown": item.shown}
-                for item in self._open.values()
-            ],
-            "pending": [
-                {
-                    "query": pack_query(item.query),
-                    "context": item.context,
-                    "answer": pack_answer(item.answer),
-                    "age": item.age,
-                }
-                for item in self._pending.values()
-            ],
+            "open": [item.pack() for item in self._open.values()],
+            "pending": [item.pack() for item in self._pending.values()],
             "closed": dict(self._closed),
             "ages": dict(self._closed.ages),
         }
@@ -500,19 +474,9 @@ class Questions:
         """Go on from a saved state. Raises `StateMismatch`, and changes nothing, if it is no such state."""
         with loading("the questions of an adapter"):
             classes, counts = state["classes"], Counts(**state["counts"])
-            asked = [
-                Asked(
-                    unpack_query(item["query"]),
-                    plain(item["context"], "context", _to_host),
-                    item.get("shown", True),
-                    unpack_answer(item["answer"]) if "answer" in item else _NOT_YET,
-                    item.get("age"),  # earlier releases kept no ages
-                )
-                for item in (*state["open"], *state["pending"])
-            ]
-            opened = {item.id: item for item in asked if item.answer is _NOT_YET}
-            pending = {item.id: item for item in asked if item.answer is not _NOT_YET}
-            closed = Closed(self._closed.remember, state["closed"], state.get("ages"))
+            opened = {item.id: item for item in map(Asked.unpack, state["open"])}
+            pending = {item.id: item for item in map(Asked.unpack, state["pending"])}
+            closed = Closed(self.remember, state["closed"], state.get("ages", _NONE))
         if self.classes is not None and classes not in (None, self.classes):
             raise errors.StateMismatch(f"the state is of a model with {classes} classes, this one has {self.classes}")
         ended = counts.answered + counts.cant_tell + counts.expired
@@ -520,16 +484,7 @@ class Questions:
             raise errors.StateMismatch(f"the state is damaged: its questions do not add up to {counts}")
         self.classes = classes if self.classes is None else self.classes
         self._open, self._pending, self._fresh = opened, pending, []
-        self._closed = closed
-        self._counts = asdict(counts)
-
-    def _labelled(self, answers: Mapping[str, Answer]) -> list[Asked]:
-        """The open questions that would have a class."""
-        return [
-            replace(self._open[query_id], answer=answer)
-            for query_id, answer in answers.items()
-            if isinstance(answer.label, int)
-        ]
+        self._closed, self._counts = closed, asdict(counts)
 
     def _knows(self, query_id: str) -> bool:
         return query_id in self._open or query_id in self._pending or query_id in self._closed
@@ -543,9 +498,3 @@ class Questions:
             f"question {query_id!r} was never asked, or ended so long ago that it is forgotten: "
             f"answer questions by the id that predict gave them (open now: {len(self._open)})"
         )
-
-    def _show(self, query_id: str) -> None:
-        item = self._open.get(query_id)
-        if item is not None and not item.shown:
-            item.shown = True
-            self._counts["shown"] += 1

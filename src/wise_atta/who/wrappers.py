@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from wise_atta import errors, rng
-from wise_atta.who.annotators import Annotator, check_kind
-from wise_atta.who.query import Answer, Query, loading, pack_answer, unpack_answer
+from wise_atta.who.annotators import ANSWERS, Annotator, Keeping, Packing
+from wise_atta.who.query import Answer, Query, loading
 
 
 def _generator(seed: int, who: str, query_id: str) -> np.random.Generator:
@@ -20,12 +20,18 @@ def _generator(seed: int, who: str, query_id: str) -> np.random.Generator:
     return rng.numpy(seed, who, counter)
 
 
-class Wrapper(Annotator):
+@dataclass(eq=False, repr=False)
+class Wrapper(Keeping):
     """An annotator that changes what another one does."""
 
-    def __init__(self, annotator: Annotator) -> None:
-        self.annotator = annotator
-        self.cost = annotator.cost
+    annotator: Annotator
+
+    def __post_init__(self) -> None:
+        self.cost = self.annotator.cost
+
+    def __repr__(self) -> str:
+        options = "".join(f", {item.name}={getattr(self, item.name)!r}" for item in fields(self)[1:])
+        return f"{type(self).__name__}({self.annotator!r}{options})"
 
     def ask(self, queries: Sequence[Query], now: int) -> None:
         self.annotator.ask(queries, now)
@@ -34,15 +40,17 @@ class Wrapper(Annotator):
         return self.annotator.shown(now)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"kind": type(self).__name__, "annotator": self.annotator.state_dict()}
+        return {"kind": type(self).__name__, "annotator": self.annotator.state_dict()} | super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_kind(state, self)
+        values = self._unpacked(state)
         with loading(type(self).__name__):
             inner = state["annotator"]
         self.annotator.load_state_dict(inner)
+        vars(self).update(values)
 
     def reset(self) -> None:
+        super().reset()
         self.annotator.reset()
 
 
@@ -51,20 +59,6 @@ class Delay(Protocol):
 
     def draw(self, generator: np.random.Generator) -> int:
         """A number of batches, 0 or more."""
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """Always the same number of batches."""
-
-    batches: int
-
-    def __post_init__(self) -> None:
-        if self.batches < 0:
-            raise errors.BadConfig(f"a delay must be 0 batches or more, not {self.batches}")
-
-    def draw(self, generator: np.random.Generator) -> int:
-        return self.batches
 
 
 @dataclass(frozen=True)
@@ -83,37 +77,30 @@ class Between:
 
 
 @dataclass(frozen=True)
-class Geometric:
-    """Mostly short, now and then very long: at every batch the answer comes with the same probability, 1/(1 + mean)."""
-
+class _Mean:
     mean: float
 
     def __post_init__(self) -> None:
-        _check_mean(self.mean)
+        # Above, numpy's draws leave the range of 64-bit integers.
+        if not 0 <= self.mean <= 1e15:
+            raise errors.BadConfig(f"the mean delay must be a number of batches from 0 to 1e15, not {self.mean}")
+
+
+class Geometric(_Mean):
+    """Mostly short, now and then very long: at every batch the answer comes with the same probability, 1/(1 + mean)."""
 
     def draw(self, generator: np.random.Generator) -> int:
         return int(generator.geometric(1 / (1 + self.mean))) - 1
 
 
-@dataclass(frozen=True)
-class Poisson:
+class Poisson(_Mean):
     """Around the mean, within a few of its square roots."""
-
-    mean: float
-
-    def __post_init__(self) -> None:
-        _check_mean(self.mean)
 
     def draw(self, generator: np.random.Generator) -> int:
         return int(generator.poisson(self.mean))
 
 
-def _check_mean(mean: float) -> None:
-    # Above, numpy's draws leave the range of 64-bit integers.
-    if not 0 <= mean <= 1e15:
-        raise errors.BadConfig(f"the mean delay must be a number of batches from 0 to 1e15, not {mean}")
-
-
+@dataclass(eq=False, repr=False)
 class Delayed(Wrapper):
     """Keeps each answer back until some batches after its question was asked.
 
@@ -137,18 +124,17 @@ class Delayed(Wrapper):
     ({}, {'7-0': Answer(label=2, by='oracle', weight=1.0)})
     """
 
-    def __init__(self, annotator: Annotator, batches: int | Delay = 50, seed: int = 0) -> None:
-        super().__init__(annotator)
-        if not isinstance(batches, int) and not hasattr(batches, "draw"):
-            raise errors.BadConfig(f"batches must be an int or have a method draw(generator), not {batches!r}")
-        self.batches: Delay = Fixed(batches) if isinstance(batches, int) else batches
-        self.seed = seed
+    batches: int | Delay = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.batches, int) and not hasattr(self.batches, "draw"):
+            raise errors.BadConfig(f"batches must be an int or have a method draw(generator), not {self.batches!r}")
+        if isinstance(self.batches, int) and self.batches < 0:
+            raise errors.BadConfig(f"a delay must be 0 batches or more, not {self.batches}")
         self._due: dict[str, int] = {}
         self._held: dict[str, Answer] = {}
-
-    def __repr__(self) -> str:
-        batches = self.batches.batches if isinstance(self.batches, Fixed) else self.batches
-        return f"Delayed({self.annotator!r}, batches={batches!r}, seed={self.seed})"
 
     def ask(self, queries: Sequence[Query], now: int) -> None:
         due = {query.id: now + self._draw(query.id) for query in queries}
@@ -157,8 +143,8 @@ class Delayed(Wrapper):
 
     def answers(self, now: int, last: Collection[str] = ()) -> dict[str, Answer]:
         # Taken as soon as they are given, so that nobody need keep a question's input while its answer waits.
-        given = self.annotator.answers(now, last)
-        self._held |= {name: answer for name, answer in given.items() if name in self._due}
+        answers = self.annotator.answers(now, last)
+        self._held |= {name: answer for name, answer in answers.items() if name in self._due}
         ripe = sorted((name for name in self._held if self._due[name] <= now), key=self._due.__getitem__)
         arrived = {name: self._held[name] for name in ripe}
         for name in {*ripe, *last}:
@@ -166,28 +152,19 @@ class Delayed(Wrapper):
             self._held.pop(name, None)
         return arrived
 
-    def state_dict(self) -> dict[str, Any]:
-        held = {name: pack_answer(answer) for name, answer in self._held.items()}
-        return super().state_dict() | {"due": dict(self._due), "held": held}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        check_kind(state, self)
-        with loading(type(self).__name__):
-            due, held = dict(state["due"]), {name: unpack_answer(item) for name, item in state["held"].items()}
-        super().load_state_dict(state)
-        self._due, self._held = due, held
-
-    def reset(self) -> None:
-        super().reset()
-        self._due, self._held = {}, {}
+    def _kept(self) -> dict[str, Packing]:
+        return {"due": (dict, dict), "held": ANSWERS}
 
     def _draw(self, query_id: str) -> int:
+        if isinstance(self.batches, int):
+            return self.batches
         batches = self.batches.draw(_generator(self.seed, "delayed", query_id))
         if batches < 0:
             raise errors.BadConfig(f"{self.batches!r} drew a delay of {batches} batches: it must be 0 or more")
         return batches
 
 
+@dataclass(eq=False, repr=False)
 class Noisy(Wrapper):
     """Now and then gives a wrong class, any of the others with equal probability. "Can't tell" stays what it is.
 
@@ -203,18 +180,16 @@ class Noisy(Wrapper):
         Whether a question is answered wrongly depends on the seed and its id alone.
     """
 
-    def __init__(self, annotator: Annotator, rate: float, classes: int, seed: int = 0) -> None:
-        super().__init__(annotator)
-        if not 0 <= rate <= 1:
-            raise errors.BadConfig(f"the rate of wrong answers must be within 0 and 1, not {rate}")
-        if classes < 2:
-            raise errors.BadConfig(f"a wrong answer needs at least 2 classes, not {classes}")
-        self.rate = rate
-        self.classes = classes
-        self.seed = seed
+    rate: float
+    classes: int
+    seed: int = 0
 
-    def __repr__(self) -> str:
-        return f"Noisy({self.annotator!r}, rate={self.rate}, classes={self.classes}, seed={self.seed})"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.rate <= 1:
+            raise errors.BadConfig(f"the rate of wrong answers must be within 0 and 1, not {self.rate}")
+        if self.classes < 2:
+            raise errors.BadConfig(f"a wrong answer needs at least 2 classes, not {self.classes}")
 
     def ask(self, queries: Sequence[Query], now: int) -> None:
         for query in queries:
