@@ -105,11 +105,7 @@ def published(table: Table, **asks: Any) -> Callable[[Callable[..., Method]], Ca
     """
 
     def decorate(compose: Callable[..., Method]) -> Callable[..., Method]:
-        composed = _takes(compose)
-        own = dict(inspect.signature(compose).parameters)
-        if asks:
-            own = composed | dict(inspect.signature(asking).parameters)
-            own = {name: one.replace(default=asks.get(name, one.default)) for name, one in own.items()}
+        own = _own(compose, asks)
         recipes = {name: one.default for name, one in own.items() if isinstance(one.default, Recipe)}
         inside = {option: one for recipe in recipes.values() for option, one in recipe.options.items()}
 
@@ -117,16 +113,13 @@ def published(table: Table, **asks: Any) -> Callable[[Callable[..., Method]], Ca
         def method(**options: Any) -> Method:
             takes = options_of(method)
             check_known(compose.__name__, options, takes)
-            preset = options.get("preset")
-            if preset is not None and preset not in table:
-                raise errors.unknown("preset", str(preset), table)
             _check_ratio(options, takes)
-            filled = {**table.get(preset or "", {}), **options}
+            filled = _filled(table, options)
             values = {name: value for name, value in filled.items() if name in own or name not in inside}
             values |= _parts(filled, recipes, {option for option in options if option not in own})
             if asks:
-                asked = asks | {name: value for name, value in values.items() if name not in composed}
-                values = {name: value for name, value in values.items() if name in composed} | asking(**asked)
+                composed = {name: values.pop(name) for name in _takes(compose) if name in values}
+                values = composed | asking(**asks | values)
             return compose(**values)
 
         # The method's own arguments, and the options of its parts beside them.
@@ -147,6 +140,22 @@ def imagenet_and_cifar(*, imagenet: Mapping[str, object], cifar10: Mapping[str, 
     ['imagenet-c', 'imagenet-r', 'imagenet-k', 'imagenet-a', 'cifar10-c']
     """
     return {f"imagenet-{which}": imagenet for which in "crka"} | {"cifar10-c": cifar10}
+
+
+def _own(compose: Callable[..., Method], asks: Mapping[str, Any]) -> Parameters:
+    """What a method takes itself, with defaults for what it asks."""
+    if not asks:
+        return dict(inspect.signature(compose).parameters)
+    takes = _takes(compose) | dict(inspect.signature(asking).parameters)
+    return {name: one.replace(default=asks.get(name, one.default)) for name, one in takes.items()}
+
+
+def _filled(table: Table, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, and those of the preset that are not given."""
+    preset = options.get("preset")
+    if preset is not None and preset not in table:
+        raise errors.unknown("preset", str(preset), table)
+    return {**table.get(preset or "", {}), **options}
 
 
 def _takes(make: Callable[..., Any]) -> Parameters:
