@@ -320,8 +320,25 @@ class SharedQuestions(Questions):
 
     def read(self, answers: Mapping[str, AnswerLike]) -> dict[str, Answer]:
         """The answers of all ranks."""
+        return super().read(self._gathered(answers))
+
+    def collect(self, now: int) -> None:
+        """Record what the annotators of all ranks have; where one fails, its rank raises once the rest is recorded."""
+        assert self.annotator is not None
+        problem: Exception | None = None
+        answers: Mapping[str, AnswerLike] = {}
+        try:
+            answers = self.annotator.answers(now, last=self.closing(now))
+        except Exception as error:
+            problem = error
+        refused = self._take(self._gathered(answers))
+        self.show(self.annotator.shown(now))
+        if problem is not None or refused:
+            raise problem or refused[0]
+
+    def _gathered(self, answers: Mapping[str, AnswerLike]) -> Mapping[str, AnswerLike]:
         if self.classes is None:  # nothing was asked yet, in any rank
-            return super().read(answers)
+            return answers
         merged: dict[str, AnswerLike] = {}
         for theirs in self.ranks.objects(dict(answers)):
             for query_id, answer in theirs.items():
@@ -330,7 +347,7 @@ class SharedQuestions(Questions):
                 if len(labels) == 2 and labels[0] != labels[1]:
                     raise errors.Conflict(f"two processes answer question {query_id!r} differently: ask once")
                 merged[query_id] = before if answer is None else answer
-        return super().read(merged)
+        return merged
 
     def show(self, ids: Iterable[str]) -> None:
         """Somebody has seen these questions, in any process."""

@@ -25,7 +25,10 @@ from wise_atta.stream import tree_map
 
 @dataclass(frozen=True)
 class Scenario:
-    """A method on a net; how many samples of each batch go to each rank, and after how many batches answers come."""
+    """A method on a net; how many samples of each batch go to each rank, and after how many batches answers come.
+
+    With `steps` an annotator in each process answers, for `step`, what came up there.
+    """
 
     method: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -34,6 +37,7 @@ class Scenario:
     dtype: torch.dtype = torch.float64
     delay: int = 0
     batches: int = 20
+    steps: bool = False
 
 
 WISE: dict[str, Any] = {"ratio": 0.5, "lr": 1e-2, "statistics": "batch", "slack": 1}
@@ -55,6 +59,7 @@ SCENARIOS = {
     "wise, tree of inputs": Scenario("wise", WISE, "text", shares=(40, 24)),
     "wise, rows beyond samples": Scenario("wise", WISE, "folded", shares=(40, 24)),
     "wise, shadow": Scenario("wise", {**WISE, "shadow": True}),
+    "wise, annotators": Scenario("wise", WISE, shares=(40, 24), delay=2, steps=True),
     "eta": Scenario("eta", {"lr": 1e-2, "epsilon": 0.9}),
     "sar": Scenario("sar", {"lr": 1e-2}),
     "eatta": Scenario("eatta", {"lr": 1e-2, "ratio": 0.5}),
@@ -63,25 +68,33 @@ SCENARIOS = {
 
 def run(scenario: Scenario, rank: int | None = None, **options: Any) -> dict[str, Any]:
     """Adapt to the stream, as one rank or (None) alone; gives what it predicted, asked and came to."""
-    adapter = wa.adapt(nets.make(scenario.net, dtype=scenario.dtype), scenario.method, **scenario.options, **options)
-    start = adapter.classifier.live.flat
     begin, end = 0, sum(scenario.shares)
     if rank is not None:
         begin = sum(scenario.shares[:rank])
         end = begin + scenario.shares[rank]
+
+    def truth(query: wa.Query) -> int:
+        """A class that tells whether the sample is the right one: it follows from its place in the whole batch."""
+        return (begin + query.index + query.batch) % nets.CLASSES
+
+    if scenario.steps:
+        options["annotator"] = wa.who.Delayed(wa.who.Oracle(truth), scenario.delay)
+    adapter = wa.adapt(nets.make(scenario.net, dtype=scenario.dtype), scenario.method, **scenario.options, **options)
+    start = adapter.classifier.live.flat
+    adapter.on_step(lambda step: asked.append(step.asked))
     waiting: list[dict[str, int]] = []
     logits: list[Tensor] = []
     asked: list[tuple[str, ...]] = []
     own: list[str] = []
     for number in range(1, scenario.batches + 1):
         whole = nets.batch(scenario.net, number, sum(scenario.shares), scenario.dtype)
-        out = adapter.predict(tree_map(lambda leaf: leaf[begin:end], whole))
-        # A class that tells whether the sample is the right one: it follows from its place in the whole batch.
-        waiting.append({query.id: (begin + query.index + number) % nets.CLASSES for query in out.queries})
+        share = tree_map(lambda leaf: leaf[begin:end], whole)
+        out = adapter.step(share) if scenario.steps else adapter.predict(share)
         own += [query.id for query in out.queries]
-        step = adapter.learn(out, waiting.pop(0) if len(waiting) > scenario.delay else {})
         logits.append(out.logits)
-        asked.append(step.asked)
+        if not scenario.steps:
+            waiting.append({query.id: truth(query) for query in out.queries})
+            adapter.learn(out, waiting.pop(0) if len(waiting) > scenario.delay else {})
     return {
         "logits": logits,
         "asked": asked,

@@ -57,28 +57,27 @@ class FirstLayer:
         layer = next(part for part in network.modules() if not part._modules)
         if not isinstance(layer, _ConvNd | nn.Linear) or adapts(layer):
             return
-        plain = layer.forward
-
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            inputs, version = self.inputs or (None, 0)
-            if len(args) != 1 or kwargs or inputs is None or args[0] is not inputs or inputs._version != version:
-                return plain(*args, **kwargs)
-            self._calls += 1
-            grad, kind = torch.is_grad_enabled(), inputs.device.type
-            autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-            if self._known is not None and self._known.autocast == autocast:
-                if grad not in self._harmless:
-                    self._copy = self._known.output.clone()
-                if self._harmless.get(grad, True):
-                    return self._known.output if self._copy is None else self._copy
-            output = plain(*args)
-            if self._keeps and grad and isinstance(output, Tensor):
-                self._kept = First(output.detach(), output._version, autocast)
-            return output
-
         # Compiled, it would be a part of something larger, which cannot be left out.
         disable: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compiler.disable
-        layer.forward = disable(forward) if compile else forward  # type: ignore[method-assign]
+        forward = disable(self._forward) if compile else self._forward
+        layer.forward = functools.partial(forward, layer.forward)  # type: ignore[method-assign]
+
+    def _forward(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        inputs, version = self.inputs or (None, 0)
+        if len(args) != 1 or kwargs or inputs is None or args[0] is not inputs or inputs._version != version:
+            return plain(*args, **kwargs)
+        self._calls += 1
+        grad, kind = torch.is_grad_enabled(), inputs.device.type
+        autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+        if self._known is not None and self._known.autocast == autocast:
+            if grad not in self._harmless:
+                self._copy = self._known.output.clone()
+            if self._harmless.get(grad, True):
+                return self._known.output if self._copy is None else self._copy
+        output = plain(*args)
+        if self._keeps and grad and isinstance(output, Tensor):
+            self._kept = First(output.detach(), output._version, autocast)
+        return output
 
     @contextlib.contextmanager
     def known(self, first: First | None, keeps: bool) -> Iterator[list[First]]:

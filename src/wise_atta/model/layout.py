@@ -124,24 +124,28 @@ def _match(model: nn.Module, head: str, term: str) -> set[str]:
     if term == "all" or (term == "head" and not head):  # a linear layer by itself is all head
         return set(names.values())
     if term == "norm":
-        return {
-            names[f"{path}.{key}" if path else key]
-            for path, module in model.named_modules()
-            if _is_norm(module)
-            for key, _ in module.named_parameters(recurse=False)
-        }
+        return _norms(model, names)
     if term == "last-norm":
-        return _last_stage(model, _match(model, head, "norm"))
+        return _last_stage(model, _norms(model, names))
     # "head" is the head wherever it is; a block that happens to have that name can still be meant by what is in it.
     of_head = term == "head" or term.startswith("head.")
-    meant = [(head + term.removeprefix("head")).removeprefix(".")] if of_head else []
-    for name in [*meant, term]:
-        matches = {
-            own for n, own in names.items() if n == name or n.startswith(name + ".") or fnmatch.fnmatchcase(n, name)
-        }
-        if matches:
-            return matches
-    return set()
+    meant = _named((head + term.removeprefix("head")).removeprefix("."), names) if of_head else set[str]()
+    return meant or _named(term, names)
+
+
+def _norms(model: nn.Module, names: Mapping[str, str]) -> set[str]:
+    """The tensors of normalisation layers."""
+    return {
+        names[f"{path}.{key}" if path else key]
+        for path, module in model.named_modules()
+        if _is_norm(module)
+        for key, _ in module.named_parameters(recurse=False)
+    }
+
+
+def _named(term: str, names: Mapping[str, str]) -> set[str]:
+    """The tensors of that name, of a block of that name, or that a glob means."""
+    return {own for n, own in names.items() if n == term or n.startswith(term + ".") or fnmatch.fnmatchcase(n, term)}
 
 
 def _last_stage(model: nn.Module, norms: set[str]) -> set[str]:

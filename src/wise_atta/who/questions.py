@@ -346,19 +346,23 @@ class Questions:
     def collect(self, now: int) -> None:
         """Record what the annotator has by now, one answer by one: that one is refused costs no other."""
         assert self.annotator is not None
-        refused: list[errors.WiseAttaError] = []
         # An annotator hands each answer over once, so all are recorded before anything else can fail.
-        for query_id, answer in self.annotator.answers(now, last=self.closing(now)).items():
+        refused = self._take(self.annotator.answers(now, last=self.closing(now)))
+        if refused:
+            raise refused[0]
+        self.show(self.annotator.shown(now))
+
+    def _take(self, answers: Mapping[str, AnswerLike]) -> list[errors.WiseAttaError]:
+        refused: list[errors.WiseAttaError] = []
+        for query_id, answer in answers.items():
             # After a `learn` by hand an annotator does not know yet that a question has expired.
             if query_id in self._closed and self._closed[query_id] == _EXPIRED:
                 continue
             try:
-                self.answer({query_id: answer})
+                self._record(Questions.read(self, {query_id: answer}))
             except errors.WiseAttaError as error:
                 refused.append(error)
-        if refused:
-            raise refused[0]
-        self.show(self.annotator.shown(now))
+        return refused
 
     # -- learned --------------------------------------------------------------------------------------------------
 
