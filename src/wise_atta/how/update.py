@@ -174,7 +174,7 @@ class GradientUpdate(Update):
         self.prepare()
 
     def prepare(self) -> None:
-        """Check the options, and make what they describe: `adapts`, the objective, parts."""
+        """Check the options, and make what they describe: `adapts`, the objective, parts. A subclass says how."""
 
     def make_optimizer(self, model: Weights, share: Optimizer | None = None) -> Optimizer:
         return Optimizer(model, kind=self.kind, lr=self.lr, momentum=self.momentum, nesterov=self.nesterov, share=share)

@@ -295,12 +295,12 @@ class Random(_Blind):
 
     def _wish(self, score: float, want: int, units: int) -> tuple[int, float, float]:
         rate = min(self._ratio * units / want, 1.0)
-        return want * (self._drawn(want) if self.exact else self._draw(rate)), math.nan, rate
-
-    def _drawn(self, want: int) -> bool:
-        """Whether this batch is among the first of the order that together take the whole budget."""
+        if not self.exact:
+            return want * self._draw(rate), math.nan, rate
+        # Drawn are the first of the order that together take the whole budget.
         batch = self.account.seen - 1
-        return batch < len(self._order) and int(self._order[batch]) * want < self.account.allowed
+        drawn = batch < len(self._order) and int(self._order[batch]) * want < self.account.allowed
+        return want * drawn, math.nan, rate
 
 
 @dataclass(eq=False)
@@ -389,9 +389,7 @@ class Exhaust(Policy):
 
     def decide(self, score: float, want: int = 1, samples: int = 1) -> int:
         granted = self.policy.decide(score, want, samples)
-        left = self._budget - self.account.spent
-        later = want * max(0, self.length - self.account.seen)
-        more = int(max(0, min(left - later, want - granted, self.account.available)))
+        more = self._due(self.account, want, granted)
         self.account.spend(more)
         self._undo = 0, more, self.last
         self.last = self.policy.last
@@ -401,10 +399,13 @@ class Exhaust(Policy):
         least, most = self.policy.foresee(want, samples)
         ahead = copy.copy(self.account)
         ahead.earn(1)
-        # What the rest of the budget holds beyond a label for every later batch is due now.
-        surplus = self._budget - ahead.spent - want * max(0, self.length - ahead.seen)
-        due = int(max(0, min(surplus, want, ahead.available)))
+        due = self._due(ahead, want)
         return max(least, due), max(most, due)
+
+    def _due(self, account: Account, want: int, granted: int = 0) -> int:
+        """What the rest of the budget holds beyond `want` labels for every later batch is due now."""
+        surplus = self._budget - account.spent - want * max(0, self.length - account.seen)
+        return int(max(0, min(surplus, want - granted, account.available)))
 
     def undo(self) -> None:
         super().undo()
