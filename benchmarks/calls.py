@@ -5,8 +5,9 @@
 
 Counts calls inside the package with `sys.setprofile`, over `predict` and `learn` of one batch of `wise`: of the first
 batch after two others that is learned with its label, and of the first without one, on the plain path and with
-``precision="fp32"``. Functions are told apart by where they are defined; before Python 3.12 comprehensions are
-functions too. A change of file is a call of a function that lies in another file than the one called before.
+``precision="fp32"``. *Functions* are those with a name, told apart by where they are defined; *frames* also count
+lambdas, generator expressions and, before Python 3.12, comprehensions. A change of file is a call of a function that
+lies in another file than the one called before.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class Passed:
     @property
     def files(self) -> list[str]:
         return [file for file, *_ in self.calls]
+
+    @property
+    def named(self) -> set[tuple[str, int, str]]:
+        return {call for call in self.calls if not call[2].endswith(">")}
 
     @property
     def changes(self) -> int:
@@ -103,11 +108,12 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="name the functions")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'one batch of wise':<20}{'functions':>10}{'files':>7}{'calls':>7}{'changes of file':>17}")
+    print(f"{'one batch of wise':<20}{'functions':>10}{'frames':>8}{'files':>7}{'calls':>7}{'changes of file':>17}")
     for name, (labelled, fast) in CASES.items():
         seen = passed(labelled, fast)
         functions = dict.fromkeys(seen.calls)
-        print(f"{name:<20}{len(functions):>10}{len(set(seen.files)):>7}{len(seen.calls):>7}{seen.changes:>17}")
+        figures = f"{len(functions):>8}{len(set(seen.files)):>7}{len(seen.calls):>7}{seen.changes:>17}"
+        print(f"{name:<20}{len(seen.named):>10}{figures}")
         if options.list:
             print("\n".join(f"    {file}:{line}  {function}" for file, line, function in functions))
 

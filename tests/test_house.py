@@ -88,10 +88,10 @@ def test_the_calls_of_a_batch_are_counted_for_every_kind() -> None:
     assert result.returncode == 0, result.stderr
     counts = {line[:20].strip(): [int(one) for one in line[20:].split()] for line in result.stdout.splitlines()[1:]}
     assert list(counts) == ["labelled, plain", "unlabelled, plain", "labelled, fp32", "unlabelled, fp32"]
-    assert all(files < functions < calls and changes < calls for functions, files, calls, changes in counts.values())
+    assert all(files < named < frames < calls > changes for named, frames, files, calls, changes in counts.values())
+    assert counts["labelled, plain"][0] <= 120, "a batch can be followed by a reader"
 
 
-@pytest.mark.xfail(reason="the core is being rebuilt to fit")
 def test_the_code_keeps_to_its_budgets() -> None:
     result = subprocess.run([sys.executable, str(FILE), "--check"], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout

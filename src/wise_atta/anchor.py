@@ -1,4 +1,4 @@
-"""Where was the model a while ago? An exponential moving average over the adapted tensors only."""
+"""Anchor: an exponential moving average of the adapted tensors, where the model was a while ago."""
 
 from __future__ import annotations
 

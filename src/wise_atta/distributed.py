@@ -1,4 +1,4 @@
-"""How do several processes adapt one model to one stream? Each takes a share of every batch; all take the same step.
+"""One stream over several processes: each takes a share of every batch, and all take the same step.
 
 What a process computes alone is its share's forward and backward. Three things are exchanged: moments in every
 BatchNorm layer, forwards and backwards; the logits and features of all shares, so that utility, policy, selector,

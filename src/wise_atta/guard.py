@@ -1,4 +1,4 @@
-"""Has adaptation gone wrong? Notices collapse in what the stream shows, and returns to the last good state."""
+"""Guard: notices collapse in what the stream shows, and returns to the last good state."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ class Adapter(Controls):
                 done = self._update(out, batch, todo) if updates else Learned(batch.forward, tripped=batch.tripped)
                 if not self._frozen:
                     self._follow(batch, done.forward)
-                learned = [*(item.id for item in todo), *done.taught]
+                learned = [*(item.query.id for item in todo), *done.taught]
                 new |= {query_id: Answer(label) for query_id, label in done.taught.items()}
                 expired = self.questions.settle(new, learned, stale, out.number, now)
             except BaseException:
@@ -259,7 +259,7 @@ class Adapter(Controls):
             expired=tuple(expired),
             counts=self.questions.counts,
             losses=done.losses,
-            work=self.classifier.work - work + batch.work,
+            work=self.classifier.work - (work - batch.work),
             seconds=batch.seconds + time.perf_counter() - began,
             tripped=done.tripped,
         )

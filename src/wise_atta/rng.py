@@ -1,4 +1,4 @@
-"""Where does chance come from? From a generator named by (seed, who, counter), never from a global one.
+"""Random generators, each named by (seed, who, counter), never global.
 
 Generators are counter-based: the draw that a component makes for batch *t* depends on its seed and *t* alone. So a
 component has no random state to save, a failed call leaves nothing to undo, and a resumed run draws what it would have

@@ -1,4 +1,4 @@
-"""What can be read off a prediction? Entropy, margin, drift: pure functions of tensors.
+"""Entropy, margin, drift and what else can be read off a prediction: pure functions of tensors.
 
 `logits` and `probs` are [n, C]; results are [n] unless said otherwise. All are differentiable and device-agnostic.
 """

@@ -1,4 +1,4 @@
-"""What did somebody type? `NAME=VALUE` pairs and lists with commas, read the same way by every command."""
+"""What was typed: `NAME=VALUE` pairs and lists with commas, read the same way by every command."""
 
 from __future__ import annotations
 

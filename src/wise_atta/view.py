@@ -1,4 +1,4 @@
-"""What may a utility or a selector look at? One prediction, seen from every side that it asks for, computed once."""
+"""View: one prediction as utilities and selectors see it, each side computed once, when it is asked for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class View:
     anchor
         Runs the anchor's forward and gives its logits. Called at most once, and only if drift is asked for.
     age
-        How many batches the model has seen since it started or was reset, this one included; `number` if not given.
+        How many batches the model has seen since it started or was reset, this one included. 0: as many as
+        `number` says.
     """
 
     number: int
@@ -35,9 +36,6 @@ class View:
     head: Callable[[Tensor], Tensor]
     anchor: Callable[[], Tensor]
     age: int = 0
-
-    def __post_init__(self) -> None:
-        self.age = self.age or self.number
 
     def __len__(self) -> int:
         return len(self.logits)

@@ -1,4 +1,4 @@
-"""Can a forward and its backward be launched at once? CUDA graphs of a network, for batches of one shape."""
+"""CUDA graphs of a network: a forward, or its backward, launched at once, for batches of one shape."""
 
 from __future__ import annotations
 

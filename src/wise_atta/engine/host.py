@@ -1,4 +1,4 @@
-"""How do numbers get from a device to the host? They set off at once, and only who needs them waits."""
+"""Copies from a device to the host: they set off at once, and only who needs them waits."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Candidates(GradientUpdate):
         source = model.forward(forward.inputs, version=model.source()).logits.softmax(dim=1)
         apart, wrong = [], []
         for rate in self.rates:
-            version = Version(line.at(rate).to(model.dtype), model.layout, grad=False)
+            version = Version(line.at(rate).to(model.live.flat.dtype), model.layout, grad=False)
             tried = model.forward(forward.inputs, version=version)
             apart.append((tried.logits.softmax(dim=1) - source)[rest].square().mean())
             wrong.append(labels.loss(labels.outputs(model, tried, grad=False)[0]))

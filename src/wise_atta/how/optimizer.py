@@ -133,7 +133,7 @@ class Optimizer:
     @property
     def unseen(self) -> Version:
         """The current values, published or not, to run a forward with: its graph must be used before the next step."""
-        return Version(self.flat.to(self.model.dtype), self.model.layout)
+        return Version(self.flat.to(self.model.live.flat.dtype), self.model.layout)
 
     def move(self, flat: Tensor, *, publish: bool = True) -> None:
         """Put the adapted tensors somewhere else (a restore, an average) and publish; momenta stay.
@@ -152,7 +152,7 @@ class Optimizer:
                 owner._source = self.model.source_flat().to(owner._flat)
             owner._flat = owner._flat.lerp(owner._source, pull)
         # As the network takes them; the very same tensor where nothing is to be rounded.
-        self.model.publish(owner._flat.to(self.model.dtype))
+        self.model.publish(owner._flat.to(self.model.live.flat.dtype))
         owner._published = owner._flat
 
     def reset(self) -> None:

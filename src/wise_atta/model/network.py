@@ -58,10 +58,6 @@ class Work:
     gradient_forwards: int = 0
     backwards: int = 0
 
-    def __add__(self, other: Work) -> Work:
-        graphs = self.gradient_forwards + other.gradient_forwards
-        return Work(self.forwards + other.forwards, graphs, self.backwards + other.backwards)
-
     def __sub__(self, other: Work) -> Work:
         graphs = self.gradient_forwards - other.gradient_forwards
         return Work(self.forwards - other.forwards, graphs, self.backwards - other.backwards)

@@ -117,7 +117,7 @@ class Drift(Perturbation):
     first: int = 0
 
     def scores(self, view: View) -> Tensor:
-        return super().scores(view) if view.age <= self.first else view.drift
+        return super().scores(view) if (view.age or view.number) <= self.first else view.drift
 
 
 class MaxEntropy(Selector):

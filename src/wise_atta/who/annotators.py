@@ -1,4 +1,4 @@
-"""Who answers? A truth that is known, another model, or a function of yours."""
+"""Annotators: a truth that is known, another model, or a function of yours."""
 
 from __future__ import annotations
 

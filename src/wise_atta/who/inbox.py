@@ -1,4 +1,4 @@
-"""How do people answer? Questions lie in a box; other threads take them out to look at and put answers in."""
+"""Inbox: questions for people. Other threads take them out to look at and put answers in."""
 
 from __future__ import annotations
 

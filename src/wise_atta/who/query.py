@@ -1,4 +1,4 @@
-"""What is asked, and what may be answered?"""
+"""Query and Answer: what is asked, and what may be answered."""
 
 from __future__ import annotations
 

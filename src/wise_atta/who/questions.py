@@ -372,11 +372,11 @@ class Questions:
         answered = [*self._pending.values(), *(replace(self._open[name], answer=new[name]) for name in labelled)]
         limit = math.inf if self.late_limit is None else self.late_limit
         late = [item for item in answered if item.query.batch != number]
-        stale = [item.id for item in late if item.age_at(now) > limit]
+        stale = [item.query.id for item in late if item.age_at(now) > limit]
         # What is learned again grows no older by waiting, so what is new goes first.
         timely = sorted((item for item in late if item.age_at(now) <= limit), key=lambda item: item.age is not None)
-        left = {*stale, *(item.id for item in timely[_LATE:])}
-        return [item for item in answered if item.id not in left], stale
+        left = {*stale, *(item.query.id for item in timely[_LATE:])}
+        return [item for item in answered if item.query.id not in left], stale
 
     def weight_of(self, item: Asked, now: int) -> float:
         """What a late label counts: less, the older it is."""
@@ -478,8 +478,8 @@ class Questions:
         """Go on from a saved state. Raises `StateMismatch`, and changes nothing, if it is no such state."""
         with loading("the questions of an adapter"):
             classes, counts = state["classes"], Counts(**state["counts"])
-            opened = {item.id: item for item in map(Asked.unpack, state["open"])}
-            pending = {item.id: item for item in map(Asked.unpack, state["pending"])}
+            opened = {item.query.id: item for item in map(Asked.unpack, state["open"])}
+            pending = {item.query.id: item for item in map(Asked.unpack, state["pending"])}
             closed = Closed(self.remember, state["closed"], state.get("ages", _NONE))
         if self.classes is not None and classes not in (None, self.classes):
             raise errors.StateMismatch(f"the state is of a model with {classes} classes, this one has {self.classes}")

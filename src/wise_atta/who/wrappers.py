@@ -1,4 +1,4 @@
-"""What if answers come late, or wrong? Annotators around annotators."""
+"""Annotators around annotators: answers that come late, or wrong."""
 
 from __future__ import annotations
 
