@@ -124,7 +124,7 @@ class Controls:
         account
             The labels spent and earned, and with them every open question.
         """
-        with self._lock, torch.inference_mode(False), torch.no_grad():
+        with self._lock, torch.inference_mode(False), torch.no_grad(), self.classifier.at_once():
             if model:
                 self.update.reset()
                 self.classifier.reset_statistics()
@@ -172,7 +172,7 @@ class Controls:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state. A state of another model, method or version is refused and changes nothing."""
-        with self._lock, torch.inference_mode(False), torch.no_grad():
+        with self._lock, torch.inference_mode(False), torch.no_grad(), self.classifier.at_once():
             saving.load(self, state)
             self._drop_graph()
 

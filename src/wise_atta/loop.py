@@ -123,7 +123,8 @@ class Adapter(Controls):
             except errors.NotFinite as error:
                 if self.guard is None or not checks.all_finite(batch.inputs):
                     raise
-                self.guard.rescue(self._number + 1)
+                with self.classifier.at_once():
+                    self.guard.rescue(self._number + 1)
                 return self._predict(batch, count, ask, learn, tripped=str(error))
 
     def _infer(self, batch: Batch) -> Prediction:

@@ -34,8 +34,6 @@ class Unlearned:
         What the engine has to do with a repeated forward, so that it gives the same bits.
     asked
         Ids of the questions about the batch.
-    sent
-        How many of them go to the method's own teacher.
     decision
         How the policy decided.
     tripped
@@ -50,7 +48,6 @@ class Unlearned:
     statistics: Statistics | None = None
     redo: Any = None
     asked: tuple[str, ...] = ()
-    sent: int = 0
     decision: Decision = field(default_factory=Decision)
     tripped: str | None = None
     work: Work = field(default_factory=Work)
