@@ -19,6 +19,8 @@ def context(forward: Forward, questions: Questions) -> dict[str, Any] | None:
 
 def labels(todo: Sequence[Asked], forward: Forward, number: int, now: int, questions: Questions) -> Labels:
     """What is to be learned with batch `number` at batch `now`."""
+    if not todo:
+        return Labels()
     prompt = [item for item in todo if item.query.batch == number]
     late = [item for item in todo if item.query.batch != number]
     return Labels(

@@ -19,7 +19,7 @@ from wise_atta.model import Forward, Weights, checks
 from wise_atta.prediction import Learned, Prediction, Step, Unlearned
 from wise_atta.stream import Batch, Inputs
 from wise_atta.what import Drift, Selector
-from wise_atta.when import Count, Never, Policy, Utility
+from wise_atta.when import Count, Decision, Never, Policy, Utility
 from wise_atta.who import Answer, AnswerLike, Asked, Query, Questions
 
 
@@ -169,7 +169,7 @@ class Adapter(Controls):
                 inputs=batch.inputs,
                 forward=usable,
                 asked=tuple(query.id for query in queries),
-                decision=self.policy.last,
+                decision=self.policy.last if ask else Decision(),
                 tripped=tripped,
                 work=self.classifier.work - work,
                 seconds=time.perf_counter() - began,
@@ -181,9 +181,11 @@ class Adapter(Controls):
         """Decide how many questions this batch is worth, and ask them about the samples that the selector picks."""
         free = self.questions.free
         granted = want if free else self.policy.decide(seen.score, want=want, samples=count)
+        if not granted:
+            return []
         undo = remember(self.selector)
         try:
-            rows = self.engine.pick(seen, granted) if granted else []
+            rows = self.engine.pick(seen, granted)
             if len(rows) > granted:
                 raise errors.BadConfig(
                     f"the selector {type(self.selector).__name__} picked {len(rows)} samples where the budget grants "

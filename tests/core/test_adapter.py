@@ -1017,3 +1017,11 @@ def test_a_method_made_by_hand_serves_one_adapter() -> None:
     with pytest.raises(errors.BadConfig, match="another adapter"):
         adapt(nets.make(seed=3), method)
     assert same(first.state_dict(), before)
+
+
+def test_a_batch_that_nobody_may_ask_about_has_no_decision() -> None:
+    adapter = adapt(nets.make(), "wise", ratio=1.0)
+    for number in range(1, 4):
+        adapter.learn(adapter.predict(nets.batch(number=number)))
+    step = adapter.learn(adapter.predict(nets.batch(number=4), ask=False))
+    assert math.isnan(step.threshold) and math.isnan(step.rate) and math.isnan(step.debt)

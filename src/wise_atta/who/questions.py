@@ -368,8 +368,12 @@ class Questions:
 
     def due(self, new: Mapping[str, Answer], number: int, now: int) -> tuple[list[Asked], list[str]]:
         """The labels to learn with batch `number`, and the ids of those that came too late for it."""
-        labelled = [name for name, answer in new.items() if isinstance(answer.label, int)]
-        answered = [*self._pending.values(), *(replace(self._open[name], answer=new[name]) for name in labelled)]
+        if not self._pending and not new:
+            return [], []
+        labelled = (
+            replace(self._open[name], answer=answer) for name, answer in new.items() if isinstance(answer.label, int)
+        )
+        answered = [*self._pending.values(), *labelled]
         limit = math.inf if self.late_limit is None else self.late_limit
         late = [item for item in answered if item.query.batch != number]
         stale = [item.query.id for item in late if item.age_at(now) > limit]
