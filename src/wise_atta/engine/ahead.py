@@ -220,7 +220,7 @@ class _Supervised(Loss):
 
     @cached_property
     def value(self) -> Tensor:
-        return self.labels.loss(self.logits.detach())
+        return self.graph.detach() if "graph" in vars(self) else self.labels.loss(self.logits.detach())
 
 
 class Slopes(Sums):
