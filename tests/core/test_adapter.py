@@ -16,7 +16,7 @@ from core.checks import look, same, saved
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from wise_atta import CANT_TELL, SKIP, Adapter, Answer, Batch, Step, adapt, errors, methods, what, who
+from wise_atta import CANT_TELL, SKIP, Adapter, Answer, Batch, Step, adapt, errors, methods, what, when, who
 from wise_atta.who import Counts
 
 
@@ -53,6 +53,33 @@ def fresh_logits(adapter: Adapter, x: Any) -> Tensor:
         for part in twin.modules():
             part.training = isinstance(part, _BatchNorm)
         return nets.call(twin, x)
+
+
+class First:
+    """A selector that takes the first rows."""
+
+    needs_anchor = False
+
+    def pick(self, view: Any, k: int = 1) -> list[int]:
+        return list(range(k))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_selector_and_a_policy_can_be_replaced(quick: bool) -> None:
+    adapter = wise(ratio=0.1, labels=3, channels_last=quick)
+    adapter.selector = First()  # type: ignore[assignment]
+    adapter.policy = when.policy("always", labels=3)
+    out = adapter.predict(nets.batch())
+    assert [query.index for query in out.queries] == [0, 1, 2]
+    adapter.learn(out)
+    adapter.give_up(["1-0"])
+    assert adapter.policy.spent == 2
 
 
 # -- predict ----------------------------------------------------------------------------------------------------------
