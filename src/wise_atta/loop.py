@@ -20,7 +20,7 @@ from wise_atta.model import Forward, Weights, checks
 from wise_atta.prediction import Learned, Prediction, Step, Unlearned
 from wise_atta.stream import Batch, Inputs
 from wise_atta.what import Drift, Selector
-from wise_atta.when import Count, Never, Policy, Utility
+from wise_atta.when import Count, Decision, Never, Policy, Utility
 from wise_atta.who import Answer, AnswerLike, Asked, Query, Questions
 
 
@@ -170,7 +170,7 @@ class Adapter(Controls):
                 inputs=batch.inputs,
                 forward=usable,
                 asked=tuple(query.id for query in queries),
-                decision=self.policy.last,
+                decision=self.policy.last if ask else Decision(),
                 tripped=tripped,
                 work=self.classifier.work - work,
                 seconds=time.perf_counter() - began,

@@ -82,6 +82,13 @@ def test_a_selector_and_a_policy_can_be_replaced(quick: bool) -> None:
     assert adapter.policy.spent == 2
 
 
+def test_a_batch_nobody_may_ask_about_has_no_decision() -> None:
+    adapter = wise(ratio=0.5)
+    play(adapter, range(1, 3))
+    step = adapter.learn(adapter.predict(nets.batch(number=3), ask=False))
+    assert math.isnan(step.rate) and math.isnan(step.debt) and math.isnan(step.threshold)
+
+
 # -- predict ----------------------------------------------------------------------------------------------------------
 
 
