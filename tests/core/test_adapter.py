@@ -89,6 +89,16 @@ def test_a_batch_nobody_may_ask_about_has_no_decision() -> None:
     assert math.isnan(step.rate) and math.isnan(step.debt) and math.isnan(step.threshold)
 
 
+def test_before_the_first_question_a_state_holds_none() -> None:
+    adapter = wise()
+    before = adapter.state_dict()
+    assert before["desk"] is None, "release 0.1.0 reads no other"
+    ask(adapter)
+    assert len(adapter.state_dict()["desk"]["open"]) == 1
+    adapter.load_state_dict(before)
+    assert adapter.open == [] and adapter.counts == Counts()
+
+
 # -- predict ----------------------------------------------------------------------------------------------------------
 
 
