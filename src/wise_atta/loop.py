@@ -162,19 +162,19 @@ class Adapter(Controls):
             number=self._number,
             view=seen.view,
         )
+        # A policy of one's own may grant what it did not foresee: then the forward is repeated, with its graph.
+        used_up = queries and getattr(forward.notes, "early", None) is not None
+        out._unlearned = Unlearned(
+            owner=self if learn else None,
+            inputs=batch.inputs,
+            forward=forward if learn and not used_up else None,
+            asked=tuple(query.id for query in queries),
+            decision=self.policy.last if ask else Decision(),
+            tripped=tripped,
+            work=self.classifier.work - work,
+            seconds=time.perf_counter() - began,
+        )
         if learn:
-            # A policy of one's own may grant what it did not foresee: then the forward is repeated, with its graph.
-            usable = forward if not queries or forward.notes is None or forward.notes.early is None else None
-            out._unlearned = Unlearned(
-                owner=self,
-                inputs=batch.inputs,
-                forward=usable,
-                asked=tuple(query.id for query in queries),
-                decision=self.policy.last if ask else Decision(),
-                tripped=tripped,
-                work=self.classifier.work - work,
-                seconds=time.perf_counter() - began,
-            )
             self._latest = out
         return out
 

@@ -23,7 +23,7 @@ class Unlearned:
     Attributes
     ----------
     owner
-        The adapter that predicted.
+        The adapter that predicted, if it may learn the batch; frozen, it settles any of its own.
     inputs
         The batch.
     forward
@@ -34,8 +34,6 @@ class Unlearned:
         What the engine has to do with a repeated forward, so that it gives the same bits.
     asked
         Ids of the questions about the batch.
-    sent
-        How many of them go to the method's own teacher.
     decision
         How the policy decided.
     tripped
@@ -50,7 +48,6 @@ class Unlearned:
     statistics: Statistics | None = None
     redo: Any = None
     asked: tuple[str, ...] = ()
-    sent: int = 0
     decision: Decision = field(default_factory=Decision)
     tripped: str | None = None
     work: Work = field(default_factory=Work)
@@ -118,7 +115,7 @@ class Prediction:
             raise errors.AlreadyLearned(f"batch {self.number} was learned already: call predict again for a new batch")
         if batch is None and frozen:
             return Unlearned(adapter, self.logits, None)
-        if batch is None or batch.owner is not adapter:
+        if batch is None or (batch.owner is not adapter and not (frozen and batch.owner is None)):
             raise errors.BadInput("this prediction cannot be learned: it came from plain inference or another adapter")
         return batch
 

@@ -99,6 +99,18 @@ def test_before_the_first_question_a_state_holds_none() -> None:
     assert adapter.open == [] and adapter.counts == Counts()
 
 
+def test_a_frozen_adapter_settles_a_batch_that_was_not_to_be_learned() -> None:
+    adapter = wise()
+    out = adapter.predict(nets.batch(), learn=False)
+    assert adapter.latest is None
+    with pytest.raises(errors.BadInput, match="cannot be learned"):
+        adapter.learn(out)
+    adapter.freeze()
+    step = adapter.learn(out, {query.id: 0 for query in out.queries})
+    assert step.asked == tuple(query.id for query in out.queries) and len(step.asked) == 1
+    assert step.rate == 1 and step.work.forwards == 2 and step.counts.answered == 1 and not step.learned
+
+
 # -- predict ----------------------------------------------------------------------------------------------------------
 
 
