@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from wise_atta import errors, labelling
 from wise_atta.anchor import Anchor
 from wise_atta.controls import Controls
 from wise_atta.engine.ahead import Ahead
-from wise_atta.engine.direct import Direct, Seen
+from wise_atta.engine.direct import Direct, Parts, Seen
 from wise_atta.guard import Guard
 from wise_atta.how import Update, remember
 from wise_atta.model import Forward, Weights, checks
@@ -80,13 +81,14 @@ class Adapter(Controls):
         self.anchor = anchor
         classifier.repeats = anchor is not None or update.runs_again
         update.start(classifier, anchor)
-        self.questions.start(self.policy.refund, update.teacher_cost)
+        # Its parts may be replaced. Without the proxy it would live on until the garbage collector finds the cycle.
+        parts: Parts = weakref.proxy(self)
+        self.questions.start(lambda labels: parts.policy.refund(labels), update.teacher_cost)
         if anchor is not None:
             anchor.start(classifier.live)
         if guard is not None:
             guard.start(classifier, update, anchor)
-        engine = Ahead if classifier.quick else Direct
-        self.engine = engine(classifier, anchor, update, self.policy, self.utility, self.selector, self.questions)
+        self.engine = (Ahead if classifier.quick else Direct)(parts)
 
     # -- predict ------------------------------------------------------------------------------------------------
 
@@ -161,19 +163,19 @@ class Adapter(Controls):
             number=self._number,
             view=seen.view,
         )
+        # A policy of one's own may grant what it did not foresee: then the forward is repeated, with its graph.
+        used_up = queries and getattr(forward.notes, "early", None) is not None
+        out._unlearned = Unlearned(
+            owner=self if learn else None,
+            inputs=batch.inputs,
+            forward=forward if learn and not used_up else None,
+            asked=tuple(query.id for query in queries),
+            decision=self.policy.last if ask else Decision(),
+            tripped=tripped,
+            work=self.classifier.work - work,
+            seconds=time.perf_counter() - began,
+        )
         if learn:
-            # A policy of one's own may grant what it did not foresee: then the forward is repeated, with its graph.
-            usable = forward if not queries or forward.notes is None or forward.notes.early is None else None
-            out._unlearned = Unlearned(
-                owner=self,
-                inputs=batch.inputs,
-                forward=usable,
-                asked=tuple(query.id for query in queries),
-                decision=self.policy.last if ask else Decision(),
-                tripped=tripped,
-                work=self.classifier.work - work,
-                seconds=time.perf_counter() - began,
-            )
             self._latest = out
         return out
 

@@ -23,7 +23,7 @@ class Unlearned:
     Attributes
     ----------
     owner
-        The adapter that predicted.
+        The adapter that predicted, if it may learn the batch; frozen, it settles any of its own.
     inputs
         The batch.
     forward
@@ -115,7 +115,7 @@ class Prediction:
             raise errors.AlreadyLearned(f"batch {self.number} was learned already: call predict again for a new batch")
         if batch is None and frozen:
             return Unlearned(adapter, self.logits, None)
-        if batch is None or batch.owner is not adapter:
+        if batch is None or (batch.owner is not adapter and not (frozen and batch.owner is None)):
             raise errors.BadInput("this prediction cannot be learned: it came from plain inference or another adapter")
         return batch
 

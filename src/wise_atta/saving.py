@@ -24,7 +24,7 @@ def state_of(adapter: Controls) -> dict[str, Any]:
     """Everything needed to go on to the same bits."""
     running = adapter.classifier.running
     parts = {key: getattr(adapter, name) for key, name in _KEPT.items()}
-    return {
+    state = {
         "version": _VERSION,
         "model": adapter.classifier.fingerprint(),
         "parts": _parts(adapter),
@@ -34,6 +34,8 @@ def state_of(adapter: Controls) -> dict[str, Any]:
         "running": None if running is None else running.detach().cpu().clone(),
         **{key: None if part is None else part.state_dict() for key, part in parts.items()},
     }
+    # Before the first question is asked, 0.1 knows of none and keeps none.
+    return state if adapter.questions.counts.asked else state | {"desk": None}
 
 
 def load(adapter: Controls, state: Mapping[str, Any]) -> None:
@@ -81,7 +83,6 @@ def _load(adapter: Controls, state: Mapping[str, Any]) -> None:
         if part is not None and (state[key] is not None or key not in _OPTIONAL):
             part.load_state_dict(state[key])
     if state["desk"] is None:
-        # Earlier releases kept no questions before the first was asked.
         adapter.questions.forget()
 
 

@@ -16,7 +16,7 @@ from core.checks import look, same, saved
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from wise_atta import CANT_TELL, SKIP, Adapter, Answer, Batch, Step, adapt, errors, methods, what, who
+from wise_atta import CANT_TELL, SKIP, Adapter, Answer, Batch, Step, adapt, errors, methods, what, when, who
 from wise_atta.who import Counts
 
 
@@ -53,6 +53,62 @@ def fresh_logits(adapter: Adapter, x: Any) -> Tensor:
         for part in twin.modules():
             part.training = isinstance(part, _BatchNorm)
         return nets.call(twin, x)
+
+
+class First:
+    """A selector that takes the first rows."""
+
+    needs_anchor = False
+
+    def pick(self, view: Any, k: int = 1) -> list[int]:
+        return list(range(k))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_selector_and_a_policy_can_be_replaced(quick: bool) -> None:
+    adapter = wise(ratio=0.1, labels=3, channels_last=quick)
+    adapter.selector = First()  # type: ignore[assignment]
+    adapter.policy = when.policy("always", labels=3)
+    out = adapter.predict(nets.batch())
+    assert [query.index for query in out.queries] == [0, 1, 2]
+    adapter.learn(out)
+    adapter.give_up(["1-0"])
+    assert adapter.policy.spent == 2
+
+
+def test_a_batch_nobody_may_ask_about_has_no_decision() -> None:
+    adapter = wise(ratio=0.5)
+    play(adapter, range(1, 3))
+    step = adapter.learn(adapter.predict(nets.batch(number=3), ask=False))
+    assert math.isnan(step.rate) and math.isnan(step.debt) and math.isnan(step.threshold)
+
+
+def test_before_the_first_question_a_state_holds_none() -> None:
+    adapter = wise()
+    before = adapter.state_dict()
+    assert before["desk"] is None, "release 0.1.0 reads no other"
+    ask(adapter)
+    assert len(adapter.state_dict()["desk"]["open"]) == 1
+    adapter.load_state_dict(before)
+    assert adapter.open == [] and adapter.counts == Counts()
+
+
+def test_a_frozen_adapter_settles_a_batch_that_was_not_to_be_learned() -> None:
+    adapter = wise()
+    out = adapter.predict(nets.batch(), learn=False)
+    assert adapter.latest is None
+    with pytest.raises(errors.BadInput, match="cannot be learned"):
+        adapter.learn(out)
+    adapter.freeze()
+    step = adapter.learn(out, {query.id: 0 for query in out.queries})
+    assert step.asked == tuple(query.id for query in out.queries) and len(step.asked) == 1
+    assert step.rate == 1 and step.work.forwards == 2 and step.counts.answered == 1 and not step.learned
 
 
 # -- predict ----------------------------------------------------------------------------------------------------------
@@ -1017,11 +1073,3 @@ def test_a_method_made_by_hand_serves_one_adapter() -> None:
     with pytest.raises(errors.BadConfig, match="another adapter"):
         adapt(nets.make(seed=3), method)
     assert same(first.state_dict(), before)
-
-
-def test_a_batch_that_nobody_may_ask_about_has_no_decision() -> None:
-    adapter = adapt(nets.make(), "wise", ratio=1.0)
-    for number in range(1, 4):
-        adapter.learn(adapter.predict(nets.batch(number=number)))
-    step = adapter.learn(adapter.predict(nets.batch(number=4), ask=False))
-    assert math.isnan(step.threshold) and math.isnan(step.rate) and math.isnan(step.debt)

@@ -87,7 +87,7 @@ def test_while_the_log_reaches_back_the_state_is_as_if_the_labels_had_never_come
 
 
 def test_questions_stay_as_asked_even_where_another_history_would_have_asked_others(tmp_path: Path) -> None:
-    with running(tmp_path, keep_log=1, ratio=0.6, audit=0.2, options={"labels": 2}) as (client, service):
+    with running(tmp_path, keep_log=1, ratio=0.6, audit=0.2, options={"labels": 2, "lr": 0.05}) as (client, service):
         answered = fill(client, service, bad=True)
         before = service.streams["default"].state.state_dict()["adapter"]
         assert client.post("/streams/default/revoke", json={"by": "bad"}, headers=service.boss).json()["exact"]  # type: ignore[attr-defined]

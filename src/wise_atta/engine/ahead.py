@@ -46,25 +46,26 @@ class Ahead(Direct):
     """Runs what the loop asks for as soon as it can be known."""
 
     def look(self, inputs: Inputs, number: int, age: int, *, want: int, count: int, learn: bool) -> Seen:
+        parts, model = self.parts, self.parts.classifier
         least, most = self._foresee(want, count)
         graph = learn and self._needs_graph(most)
         # It is certain that nothing but the batch itself will be learned, if it is.
-        alone = most == 0 and self.questions.clear
-        forward = self.model.forward(inputs, grad=graph, keep=not alone or self.update.needs_statistics)
+        alone = most == 0 and parts.questions.clear
+        forward = model.forward(inputs, grad=graph, keep=not alone or parts.update.needs_statistics)
         view = self._view(forward, number, age)
         # The one copy to the host of this batch: whether all is finite, the score, and what is worth learning from.
         numbers = [all_finite(inputs, forward.logits).double()]
         if want:
-            numbers.append(self.utility(view).double())
+            numbers.append(parts.utility(view).double())
         notes = forward.notes = self._notes(forward) if graph else None
         sent = torch.stack(numbers)
         if notes is not None:
             sent = torch.cat([sent, notes.prepared.keep.to(sent)])
         # It is certain that questions will be asked: the scores of the samples go along.
-        ranked = least > 0 and type(self.selector).pick is Selector.pick
+        ranked = least > 0 and type(parts.selector).pick is Selector.pick
         if ranked:
-            sent = torch.cat([sent, self.selector.scores(view).to(sent)])
-        arrived = self.model.send(sent)
+            sent = torch.cat([sent, parts.selector.scores(view).to(sent)])
+        arrived = model.send(sent)
         if notes is not None and alone:
             # The device need not wait for the host.
             self._begin(forward, notes)
@@ -76,7 +77,7 @@ class Ahead(Direct):
         return Seen(forward, view, read[1] if want else float("nan"), bool(read[0]), rest if ranked else None)
 
     def pick(self, seen: Seen, k: int) -> list[int]:
-        return super().pick(seen, k) if seen.scores is None else self.selector.best(seen.view, k, seen.scores)
+        return super().pick(seen, k) if seen.scores is None else self.parts.selector.best(seen.view, k, seen.scores)
 
     def again(self, inputs: Inputs, redo: bool | None) -> Forward:
         forward = super().again(inputs, redo)
@@ -98,17 +99,19 @@ class Ahead(Direct):
         """The fewest and the most questions that this batch can bring, as far as it pays to know."""
         if want == 0:
             return 0, 0
-        return (want, want) if self.questions.free else self.policy.foresee(want, samples=count)
+        return (want, want) if self.parts.questions.free else self.parts.policy.foresee(want, samples=count)
 
     def _notes(self, forward: Forward) -> Notes | None:
-        prepared = None if self.update.objective is None else prepare(self.update.objective, forward.logits.detach())
+        objective = self.parts.update.objective
+        prepared = None if objective is None else prepare(objective, forward.logits.detach())
         return None if prepared is None else Notes(prepared)
 
     def _begin(self, forward: Forward, notes: Notes) -> None:
         """Take the gradients of an update without labels."""
-        if self.update.unlabelled_step is not None:
-            group, weight = self.update.unlabelled_step
-            notes.early = self.model.pull(forward, notes.prepared.slope(weight), [group])
+        step = self.parts.update.unlabelled_step
+        if step is not None:
+            group, weight = step
+            notes.early = self.parts.classifier.pull(forward, notes.prepared.slope(weight), [group])
 
 
 class Prepared:

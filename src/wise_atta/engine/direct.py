@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -32,17 +32,10 @@ class Seen:
     scores: list[float] | None = None
 
 
-@dataclass(eq=False)
-class Direct:
-    """Runs what the loop asks for, one after the other.
+class Parts(Protocol):
+    """What an adapter is made of. Policy, utility and selector may be replaced between two batches."""
 
-    Parameters
-    ----------
-    model, anchor, update, policy, utility, selector, questions
-        The parts of the adapter that it works for.
-    """
-
-    model: Weights
+    classifier: Weights
     anchor: Anchor | None
     update: Update
     policy: Policy
@@ -50,23 +43,36 @@ class Direct:
     selector: Selector
     questions: Questions
 
+
+@dataclass(eq=False)
+class Direct:
+    """Runs what the loop asks for, one after the other.
+
+    Parameters
+    ----------
+    parts
+        The adapter that it works for.
+    """
+
+    parts: Parts
+
     def look(self, inputs: Inputs, number: int, age: int, *, want: int, count: int, learn: bool) -> Seen:
         """Run the network on a batch of `count`, and score it if up to `want` questions may be asked about it."""
-        forward = self.model.forward(inputs, grad=learn and self._needs_graph(want))
+        forward = self.parts.classifier.forward(inputs, grad=learn and self._needs_graph(want))
         view = self._view(forward, number, age)
         numbers = [all_finite(inputs, forward.logits).double()]
         if want:
-            numbers.append(self.utility(view).double())
-        finite, score = (*self.model.send(torch.stack(numbers))(), float("nan"))[:2]
+            numbers.append(self.parts.utility(view).double())
+        finite, score = (*self.parts.classifier.send(torch.stack(numbers))(), float("nan"))[:2]
         return Seen(forward, view, score, bool(finite))
 
     def pick(self, seen: Seen, k: int) -> list[int]:
         """The rows to ask about, at most k."""
-        return self.selector.pick(seen.view, k)
+        return self.parts.selector.pick(seen.view, k)
 
     def again(self, inputs: Inputs, redo: Any) -> Forward:
         """The forward of a batch whose graph is gone; `redo` is what `failed` gave for it."""
-        return self.model.forward(inputs, grad=self.update.needs_graph)
+        return self.parts.classifier.forward(inputs, grad=self.parts.update.needs_graph)
 
     def failed(self, forward: Forward | None) -> Any:
         """What `again` has to know of a forward that could not be learned, to end in the same bits."""
@@ -78,13 +84,13 @@ class Direct:
         Where only selected batches learn, it is not known yet whether this one will. On an accelerator a graph takes
         memory but no time, so it is kept just in case; on a CPU fresh memory costs time too.
         """
-        unsure = self.update.only_selected and (most == 0 or self.model.device.type == "cpu")
-        return self.update.needs_graph and not unsure
+        unsure = self.parts.update.only_selected and (most == 0 or self.parts.classifier.device.type == "cpu")
+        return self.parts.update.needs_graph and not unsure
 
     def _view(self, forward: Forward, number: int, age: int) -> View:
         # The closures must not hold the forward: a view may outlive its graph.
-        model, inputs, version, alive = self.model, forward.inputs, forward.version, weakref.ref(forward)
-        anchor_now = None if self.anchor is None else self.anchor.now()
+        model, inputs, version, alive = self.parts.classifier, forward.inputs, forward.version, weakref.ref(forward)
+        anchor_now = None if self.parts.anchor is None else self.parts.anchor.now()
 
         def anchor_logits() -> Tensor:
             if anchor_now is None:
