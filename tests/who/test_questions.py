@@ -462,3 +462,11 @@ def test_questions_of_one_batch_share_their_context_still_when_it_is_kept() -> N
     questions.ask([question(1), question(2)], {"values": values})
     first, second = (item["context"]["values"] for item in questions.state_dict()["open"])
     assert first.data_ptr() == second.data_ptr() != values.data_ptr() and torch.equal(first, values)
+
+
+def test_a_question_given_up_twice_in_one_call_is_given_up_once() -> None:
+    questions = Questions()
+    questions.ask([question(1), question(1, 1)])
+    assert questions.give_up(["1-0", "1-0"]) == 1
+    assert questions.counts == Counts(asked=2, expired=1)
+    Questions().load_state_dict(saved(questions.state_dict()))

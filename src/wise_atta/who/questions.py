@@ -435,6 +435,7 @@ class Questions:
 
     def give_up(self, ids: Sequence[str]) -> int:
         """Close open questions without an answer. Gives how many nobody was ever shown: these labels are returned."""
+        ids = list(dict.fromkeys(ids))
         for query_id in ids:
             if query_id not in self._open:
                 raise self._unknown(query_id)
