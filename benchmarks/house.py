@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Lines of code by room; later work raises them with a reason. The core was to have 6,600: it has what is left after
-# three passes over it, of which 305 lines are the contract of parts and 290 the engine of several processes.
-LINES = {"core": 7300, "lab": 6850, "data": 4450, "serve": 3850}
+# three passes over it, of which 305 lines are the contract of parts and 290 the engine of several processes; statistics
+# of which the source has a share, with their gradient, came after that (100).
+LINES = {"core": 7380, "lab": 6850, "data": 4450, "serve": 3850}
 # Of a function. All three hold in the core; elsewhere long functions are listed.
 COMPLEXITY, LENGTH, PARAMETERS = 15, 70, 12
 

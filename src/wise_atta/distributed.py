@@ -24,7 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from wise_atta import errors, how
 from wise_atta.loop import Adapter
 from wise_atta.model import Classifier, Forward, Statistics, Version, wide
-from wise_atta.model.statistics import BatchMode, BatchNorms
+from wise_atta.model.statistics import BatchMode, BatchNorms, ShareMode
 from wise_atta.prediction import Prediction
 from wise_atta.stream import Batch, Inputs, leaves
 from wise_atta.who import Answer, AnswerLike, Query, Questions
@@ -187,6 +187,8 @@ class SharedClassifier(Classifier):
         self._shares: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         if isinstance(self.mode, BatchMode):
             self.mode = SharedBatchMode(ranks)
+        if isinstance(self.mode, ShareMode):
+            self.mode = replace(self.mode, add=ranks.add)
         self.network.options.moments = lambda x: ranks.moments(wide(x.detach()))[:2]
 
     def check(self, inputs: Inputs) -> int:
@@ -385,7 +387,7 @@ class SharedAdapter(Adapter):
         # Refused in every process: to start with options that are not those of the others.
         here = {
             "model": classifier.fingerprint(),
-            **{name: getattr(classifier, name) for name in ("statistics", "prior", "ema_weight")},
+            **{name: getattr(classifier, name) for name in ("statistics", "prior", "ema_weight", "mixture")},
             "update": _described(update),
             **{
                 name: repr(getattr(questions, name))

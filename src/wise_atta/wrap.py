@@ -16,7 +16,7 @@ from wise_atta.who import Questions
 
 # How the network runs; see the guide on speed.
 FAST = ("precision", "channels_last", "compile", "graphs", "checkpointing")
-_CLASSIFIER = ("head", "classes", "mean", "std", "prior", "ema_weight", "statistics", *FAST)
+_CLASSIFIER = ("head", "classes", "mean", "std", "prior", "ema_weight", "mixture", "statistics", *FAST)
 _QUESTIONS = ("annotator", "context", "late_weight", "late_limit", "expires_after")
 _ADAPTER = ("shadow", "guard")
 
@@ -34,7 +34,7 @@ def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Ad
         Of four kinds, told apart by their names:
 
         - how the model is seen and run (`Classifier`): `head`, `classes`, `mean`, `std`, `statistics`, `prior`,
-          `ema_weight`, `precision`, `channels_last`, `compile`, `graphs`, `checkpointing`;
+          `ema_weight`, `mixture`, `precision`, `channels_last`, `compile`, `graphs`, `checkpointing`;
         - how questions are treated (`Adapter`): `annotator`, `context`, `late_weight`, `late_limit`, `expires_after`,
           `shadow`, `guard` (``guard=True`` is `Guard()`);
         - `group`, a process group or ``"world"``: several processes share the batches of one stream

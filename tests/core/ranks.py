@@ -51,6 +51,9 @@ SCENARIOS = {
     "wise, layer norm, uneven": Scenario("wise", WISE, "tokens", shares=(19, 45)),
     "wise, several labels": Scenario("wise", {**WISE, "labels": 3, "ratio": 2}),
     "wise, mixed statistics": Scenario("wise", {**WISE, "statistics": "mixed"}, shares=(40, 24)),
+    "tent, mixture": Scenario("tent", {"lr": 1e-2, "statistics": "mixed", "mixture": 0.3}, dtype=torch.float32),
+    "tent, mixture, uneven": Scenario("tent", {"lr": 1e-2, "statistics": "mixed", "mixture": 0.3}, shares=(63, 1)),
+    "wise, mixture, late": Scenario("wise", {**WISE, "statistics": "mixed", "mixture": 0.5}, shares=(40, 24), delay=3),
     "wise, moving statistics": Scenario("wise", {**WISE, "statistics": "ema"}, "tabular", shares=(40, 24)),
     "wise, light": Scenario("wise", {**WISE, "ratio": 0.2, "only_selected": True}),
     "wise, late": Scenario("wise", WISE, shares=(40, 24), delay=3),
@@ -141,6 +144,7 @@ def main(rank: int, size: int, store: str, out: str) -> None:
         "guard": refusal("wise", guard=True),
         "compile": refusal("tent", compile=True),
         "renorm": refusal("tent", statistics="renorm"),
+        "other mixture": refusal("tent", statistics="mixed", mixture=0.3 + 0.1 * rank),
     }
     results["bad shares"] = bad_share(rank)
     torch.save(results, out)

@@ -74,6 +74,7 @@ class TestTwoProcesses:
             assert rank["refusals"]["other options"].startswith("BadConfig: rank")
             assert "different options (update)" in rank["refusals"]["other options"]
             assert "different options (policy, selector)" in rank["refusals"]["other seed"]
+            assert "different options (mixture)" in rank["refusals"]["other mixture"]
 
     @pytest.mark.parametrize(
         ("what", "says"),
@@ -102,7 +103,7 @@ def group_of_one(tmp_path: Path) -> Iterator[None]:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("name", ["tent", "wise, mixed statistics", "wise, late", "wise, layer norm"])
+@pytest.mark.parametrize("name", ["tent", "tent, mixture", "wise, mixed statistics", "wise, late", "wise, layer norm"])
 @pytest.mark.usefixtures("group_of_one")
 def test_one_process_in_a_group_does_what_it_does_alone(name: str) -> None:
     scenario = ranks.SCENARIOS[name]

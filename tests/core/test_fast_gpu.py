@@ -66,6 +66,28 @@ def test_graphs_follow_the_statistics(statistics: str) -> None:
     assert recorded(fast) == ["beside", "graph"]
 
 
+@pytest.mark.parametrize("kind", ["batch-norm", "tabular", "folded"])
+@pytest.mark.parametrize("mixture", [0.0, 0.3, 1.0])
+def test_graphs_follow_a_mixture_and_its_gradient(mixture: float, kind: str) -> None:
+    options: dict[str, Any] = {"statistics": "mixed", "mixture": mixture}
+    fast = make("tent", kind, graphs=True, **options)
+    agree(make("tent", kind, **options), fast, kind)
+    assert "graph" in recorded(fast)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_mixture_of_the_batch_alone_is_the_batch_on_a_device(precision: str) -> None:
+    logits, moved = [], []
+    for options in ({"statistics": "batch"}, {"statistics": "mixed", "mixture": 0.0}):
+        adapter = make("tent", precision=precision, channels_last=True, **options)
+        logits.append(play(adapter, 10)[-1])
+        moved.append(adapter.classifier.live.flat - adapter.classifier.source_flat())
+    tolerance = 1e-4 if precision == "fp32" else 0.05
+    assert (logits[1] - logits[0]).norm() <= tolerance * logits[0].norm()
+    assert moved[0].norm() > 0
+    assert (moved[1] - moved[0]).norm() <= 5 * tolerance * moved[0].norm()
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from wise_atta import errors
@@ -96,6 +97,18 @@ def batch_moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
+def kernel_moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same in about the time that BatchNorm's own kernel takes for them: a quarter or less on a CPU."""
+    known = quick.moments(x)
+    if known is not None or x.device.type != "cpu":
+        return batch_moments(x) if known is None else known
+    x = x.detach()
+    # Buffers in float32 beside inputs in less, so that what comes back is in float32, too. They are not read.
+    buffers = torch.zeros(2, x.shape[1], dtype=torch.promote_types(x.dtype, torch.float32))
+    mean, var = torch.batch_norm_update_stats(x, buffers[0], buffers[1], 1.0)
+    return mean, var
+
+
 @dataclass(frozen=True)
 class Statistics:
     """Mean and variance of every BatchNorm layer in one vector, layer after layer.
@@ -125,7 +138,7 @@ class Mode:
         Whether statistics move with the batches.
     """
 
-    needs_batch: ClassVar[bool] = False
+    needs_batch: bool = False
     moves: ClassVar[bool] = False
 
     def start(self, norms: BatchNorms) -> Tensor | None:
@@ -193,6 +206,46 @@ class MixedMode(Mode):
         for norm in layers:
             assert norm.running_mean is not None and norm.running_var is not None
             norm.register_forward_pre_hook(Mixture(norm.running_mean, norm.running_var, self.prior, samples))
+
+
+@dataclass(frozen=True)
+class ShareMode(Mode):
+    """The source's at a share, whatever the size of the batch; gradients flow through the batch's part.
+
+    They are those of a sample of which `mixture` comes from the source, and the share α = 1 − mixture from the batch:
+    μ = α·μ_B + (1 − α)·μ₀ and σ² = α·σ_B² + (1 − α)·σ₀² + α(1 − α)·(μ_B − μ₀)². `add` sums a tensor over all processes
+    that share a batch.
+    """
+
+    mixture: float
+    add: Callable[[Tensor], Tensor] | None = None
+    needs_batch: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "needs_batch", self.mixture == 0)
+
+    @contextlib.contextmanager
+    def set_up(self, norms: BatchNorms, count: int, running: Tensor | None, keep: bool) -> Iterator[Statistics]:
+        source = norms.source("mixed")
+        used = source.clone()
+        old, new = norms.pairs(source), norms.pairs(used)
+        moments = norms.options.moments or kernel_moments
+
+        def mix(index: int, norm: _BatchNorm, x: Tensor) -> Tensor | None:
+            pair, x = share(x, old[index], moments(x), 1 - self.mixture, norm.eps, self.add)
+            norm._buffers["running_mean"], norm._buffers["running_var"] = pair
+            for place, value in zip(new[index], pair, strict=True):
+                place.copy_(value)
+            return x
+
+        norms.bind(new, training=False)
+        with norms.hooked(mix):
+            yield Statistics(used)
+
+    def export(self, module: nn.Module, layers: Sequence[_BatchNorm], running: Pairs | None) -> None:
+        for norm in layers:
+            assert norm.running_mean is not None and norm.running_var is not None
+            norm.register_forward_pre_hook(Share(norm.running_mean, norm.running_var, self.mixture))
 
 
 @dataclass(frozen=True)
@@ -299,10 +352,16 @@ class FixedMode(Mode):
             yield used
 
 
-def make_mode(name: str, prior: int, ema_weight: float) -> Mode:
-    """A mode of statistics by its name."""
+def make_mode(name: str, prior: int, ema_weight: float, mixture: float | None = None) -> Mode:
+    """A mode of statistics by its name; with a `mixture` the source counts as that share, not as `prior` samples."""
     if name not in get_args(StatisticsMode):
         raise errors.unknown("statistics", name, get_args(StatisticsMode))
+    if mixture is not None:
+        if name != "mixed":
+            raise errors.BadConfig(f"mixture counts under statistics='mixed', not {name!r}: give statistics='mixed'")
+        if not 0 <= mixture <= 1:
+            raise errors.BadConfig(f"mixture is the source's share, from 0 to 1, not {mixture}")
+        return ShareMode(mixture)
     if prior < 0 or not 0 < ema_weight <= 1:
         raise errors.BadConfig(f"prior must be ≥ 0 and ema_weight in (0, 1], not {prior} and {ema_weight}")
     moving = {"mixed": MixedMode(prior), "ema": EmaMode(ema_weight), "renorm": RenormMode(ema_weight)}
@@ -325,6 +384,64 @@ def _blended(norms: BatchNorms, before: Tensor, weight: float) -> Iterator[Stati
     norms.bind(new, training=False)
     with norms.hooked(blend):
         yield Statistics(used, before=before)
+
+
+class _Through(torch.autograd.Function):
+    """The input of a layer as it is, with the gradient that flows through the share's statistics, too.
+
+    The layer takes mean m and variance v as constants, so what comes back is G = ∂L/∂x for fixed ones. Over N rows,
+    with ∂L/∂m = −Σ G and ∂L/∂v = −Σ G·(x − m) / 2(v + ε):
+    ∂L/∂x = G + α/N·∂L/∂m + 2α/N·∂L/∂v·(x − μ_B + (1 − α)(μ_B − μ₀)).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        mean: Tensor,
+        apart: Tensor,
+        width: Tensor,
+        weight: float,
+        add: Callable[[Tensor], Tensor] | None,
+    ) -> Tensor:
+        ctx.save_for_backward(x, mean, apart, width)
+        ctx.weight, ctx.add = weight, add
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, mean, apart, width = ctx.saved_tensors
+        direct, ones = grads[0], torch.ones_like(mean)
+        # One pass for both sums: the kernel's gradients of a layer's weight, Σ G·(x − μ_B), and of its bias, Σ G.
+        _, products, total = torch.ops.aten.native_batch_norm_backward(
+            direct, x, ones, None, None, mean, ones, True, 0.0, [False, True, True]
+        )
+        rows = torch.full_like(total, x.numel() // x.shape[1])
+        if ctx.add is not None:
+            products, total, rows = ctx.add(torch.stack([products, total, rows]))
+        distance = (1 - ctx.weight) * apart  # m = μ_B − (1 − α)(μ_B − μ₀)
+        slope = (products + distance * total) / width * (-ctx.weight / rows)  # α/N·2·∂L/∂v
+        shift = slope * distance - total * (ctx.weight / rows)
+        through = functional.batch_norm(x, mean, ones, slope, shift, eps=0.0)
+        return through.add_(direct), None, None, None, None, None
+
+
+def share(
+    x: Tensor,
+    source: tuple[Tensor, Tensor],
+    batch: tuple[Tensor, Tensor],
+    weight: float,
+    eps: float,
+    add: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """Mean and variance of which the batch has the share `weight`, and the input that carries their gradient."""
+    kind = source[0]
+    own, apart = batch[0], batch[0] - source[0]
+    mean = torch.lerp(source[0], own.to(kind), weight)
+    var = torch.lerp(source[1], batch[1].to(kind), weight).addcmul_(*[apart.to(kind)] * 2, value=weight * (1 - weight))
+    if torch.is_grad_enabled() and x.requires_grad:
+        x = _Through.apply(x, own, apart, (var + eps).to(own), weight, add)
+    return (mean, var), x
 
 
 # -- hooks of exported modules, which can be pickled -----------------------------------------------------------------
@@ -352,3 +469,17 @@ class Mixture:
         kind = norm.running_mean  # device and precision are the module's, wherever it was moved
         norm.running_mean = torch.lerp(self.mean.to(kind), mean.to(kind), weight)
         norm.running_var = torch.lerp(self.var.to(kind), var.to(kind), weight)
+
+
+class Share:
+    """Normalise a layer by the source's statistics at a share and those of the batch, as a `mixture` does."""
+
+    def __init__(self, mean: Tensor, var: Tensor, mixture: float) -> None:
+        self.mean, self.var, self.mixture = mean.clone(), var.clone(), mixture
+
+    def __call__(self, norm: _BatchNorm, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        assert norm.running_mean is not None
+        source = self.mean.to(norm.running_mean), self.var.to(norm.running_mean)
+        pair, x = share(args[0], source, kernel_moments(args[0]), 1 - self.mixture, norm.eps)
+        norm.running_mean, norm.running_var = pair
+        return x, *args[1:]

@@ -56,9 +56,12 @@ class Weights:
         ``"renorm"`` (batch renormalisation: a moving average that starts at the first batch, used before it follows
         the batch at hand; gradients flow as if the batch had been used).
     prior
-        For ``"mixed"``: how many samples the source statistics are worth.
+        For ``"mixed"``: how many samples the source statistics are worth, 256 if not given.
     ema_weight
         For ``"ema"`` and ``"renorm"``: the weight of a new batch.
+    mixture
+        For ``"mixed"``, in place of `prior`: the source's share, from 0 (the batch alone) to 1 (the source alone), the
+        same at every batch size. Gradients flow through the batch's part; with `prior` they do not.
 
     Attributes
     ----------
@@ -86,8 +89,9 @@ class Weights:
         *,
         adapt: Spec | Mapping[str, Spec] = "norm",
         statistics: StatisticsMode = "batch",
-        prior: int = 256,
+        prior: int | None = None,
         ema_weight: float = 0.1,
+        mixture: float | None = None,
     ) -> None:
         self.network = network
         self.model, self.head_name, self.classes = network.model, network.head_name, network.classes
@@ -99,9 +103,11 @@ class Weights:
         # A compiled or recorded network is the same for all forwards.
         self._always_keeps = not self.quick or options.compile or options.graphs
         self.statistics: StatisticsMode = statistics
-        self.prior = prior
-        self.ema_weight = ema_weight
-        self.mode: Mode = make_mode(statistics, prior, ema_weight)
+        if mixture is not None and prior is not None:
+            raise errors.BadConfig("prior and mixture both say how much the source's statistics count: give one")
+        self.prior = 256 if prior is None else prior
+        self.ema_weight, self.mixture = ema_weight, mixture
+        self.mode: Mode = make_mode(statistics, self.prior, ema_weight, mixture)
         if self.has_batch_norm:
             checks.check_statistics(statistics, options)
         self._parameters = dict(self.model.named_parameters())
@@ -138,7 +144,9 @@ class Weights:
     def like(self, model: nn.Module, *, statistics: StatisticsMode) -> Weights:
         """Another model, seen as this one is: the same normalisation of inputs, the same subset of classes."""
         network = Network(model, **self.network.seen)
-        return Weights(network, statistics=statistics, prior=self.prior, ema_weight=self.ema_weight)
+        mixture = self.mixture if statistics == "mixed" else None
+        prior = self.prior if mixture is None else None
+        return Weights(network, statistics=statistics, prior=prior, ema_weight=self.ema_weight, mixture=mixture)
 
     # -- their values -------------------------------------------------------------------------------------------
 
@@ -411,7 +419,7 @@ class Classifier(Weights):
     ----------
     model
         A classifier: inputs → logits [n, C], or an object with `.logits`. It is never changed and never run.
-    adapt, statistics, prior, ema_weight
+    adapt, statistics, prior, ema_weight, mixture
         Which tensors adapt, and what BatchNorm layers normalise with: as for `Weights`.
     options
         How the model is seen and run: `head`, `classes`, `mean`, `std`, `precision`, `channels_last`, `compile`,
@@ -424,12 +432,15 @@ class Classifier(Weights):
         *,
         adapt: Spec | Mapping[str, Spec] = "norm",
         statistics: StatisticsMode = "batch",
-        prior: int = 256,
+        prior: int | None = None,
         ema_weight: float = 0.1,
+        mixture: float | None = None,
         **options: Any,
     ) -> None:
         network = Network(model, **options)
-        super().__init__(network, adapt=adapt, statistics=statistics, prior=prior, ema_weight=ema_weight)
+        super().__init__(
+            network, adapt=adapt, statistics=statistics, prior=prior, ema_weight=ema_weight, mixture=mixture
+        )
 
 
 def outside_inference_mode(tensor: Tensor) -> Tensor:
