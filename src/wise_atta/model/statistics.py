@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from wise_atta import errors
@@ -422,8 +421,10 @@ class _Through(torch.autograd.Function):
         distance = (1 - ctx.weight) * apart  # m = μ_B − (1 − α)(μ_B − μ₀)
         slope = (products + distance * total) / width * (-ctx.weight / rows)  # α/N·2·∂L/∂v
         shift = slope * distance - total * (ctx.weight / rows)
-        through = functional.batch_norm(x, mean, ones, slope, shift, eps=0.0)
-        return through.add_(direct), None, None, None, None, None
+        per_channel = 1, -1, *[1] * (x.dim() - 2)
+        start = (shift - mean * slope).view(per_channel)
+        through = torch.addcmul(start, x.to(slope), slope.view(per_channel))
+        return through.add_(direct).to(x.dtype), None, None, None, None, None
 
 
 def share(
