@@ -164,11 +164,10 @@ class Adapter(Controls):
             view=seen.view,
         )
         # A policy of one's own may grant what it did not foresee: then the forward is repeated, with its graph.
-        used_up = queries and getattr(forward.notes, "early", None) is not None
         out._unlearned = Unlearned(
             owner=self if learn else None,
             inputs=batch.inputs,
-            forward=forward if learn and not used_up else None,
+            forward=forward if learn and not (queries and seen.used_up) else None,
             asked=tuple(query.id for query in queries),
             decision=self.policy.last if ask else Decision(),
             tripped=tripped,

@@ -35,8 +35,8 @@ def adapt(model: nn.Module, method: str | Method = "wise", **options: Any) -> Ad
 
         - how the model is seen and run (`Classifier`): `head`, `classes`, `mean`, `std`, `statistics`, `prior`,
           `ema_weight`, `mixture`, `precision`, `channels_last`, `compile`, `graphs`, `checkpointing`;
-        - how questions are treated (`Adapter`): `annotator`, `context`, `late_weight`, `late_limit`, `expires_after`,
-          `shadow`, `guard` (``guard=True`` is `Guard()`);
+        - who answers, and what becomes of late answers (`Questions`): `annotator`, `context`, `late_weight`,
+          `late_limit`, `expires_after`; and of the `Adapter` `shadow` and `guard` (``guard=True`` is `Guard()`);
         - `group`, a process group or ``"world"``: several processes share the batches of one stream
           (`wise_atta.distributed`);
         - all others (`ratio`, `lr`, …) go to the method.

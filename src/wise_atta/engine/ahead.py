@@ -74,7 +74,8 @@ class Ahead(Direct):
         rest = read[len(numbers) :]
         if notes is not None:
             notes.prepared.kept, rest = rest[: len(view)], rest[len(view) :]
-        return Seen(forward, view, read[1] if want else float("nan"), bool(read[0]), rest if ranked else None)
+        score, used_up = read[1] if want else float("nan"), notes is not None and notes.early is not None
+        return Seen(forward, view, score, bool(read[0]), rest if ranked else None, used_up)
 
     def pick(self, seen: Seen, k: int) -> list[int]:
         return super().pick(seen, k) if seen.scores is None else self.parts.selector.best(seen.view, k, seen.scores)

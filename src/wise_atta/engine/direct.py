@@ -23,13 +23,17 @@ from wise_atta.who import Questions
 
 @dataclass(eq=False)
 class Seen:
-    """One batch after its forward: as the parts see it, its score (NaN if nobody may ask), whether all is finite."""
+    """One batch after its forward: as the parts see it, its score (NaN if nobody may ask), whether all is finite.
+
+    `scores` are those of its samples where they are known already; `used_up` says that its graph has been used.
+    """
 
     forward: Forward
     view: View
     score: float
     finite: bool
     scores: list[float] | None = None
+    used_up: bool = False
 
 
 class Parts(Protocol):
